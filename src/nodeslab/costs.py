@@ -1,0 +1,221 @@
+"""Weights and multiplications of a network: dense, and with its closed nodes taken out (appendix B).
+
+Only multiplications count, the bias as one, activations as none:
+    convolution  (C_in K_w K_h + 1) O_w O_h C_out        linear  (I + 1) O
+where C_in, C_out, I and O are what is left. Which inputs of a layer are left is found by running the network once
+on NaN: every open node gives NaN and every closed one a number, so a layer's input is NaN exactly where it depends
+on an open node. That follows any forward, through flattening, pooling, skips and concatenation; a norm over
+channels mixes them, and then every channel counts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nodeslab.layers import SELECTABLE, Geometry, geometry
+from nodeslab.model import Bayesian
+
+__all__ = ["Cost", "LayerCost", "cost"]
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer: nodes, multiplications and weights, dense and as they are now."""
+
+    path: str
+    nodes: int
+    open: int
+    flops_dense: int
+    flops: int
+    weights_dense: int
+    weights: int  # nonzero ones: the rows of open nodes (open edges, for edge selection)
+    weights_small: int  # what the cut network holds: open rows x inputs that are left
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The whole network; prints as a table."""
+
+    layers: tuple[LayerCost, ...]
+
+    @property
+    def flops(self) -> int:
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def flops_dense(self) -> int:
+        return sum(layer.flops_dense for layer in self.layers)
+
+    @property
+    def flops_ratio(self) -> float:
+        """Multiplications left, as a share of the dense network's."""
+        return self.flops / self.flops_dense
+
+    @property
+    def weights(self) -> int:
+        return sum(layer.weights for layer in self.layers)
+
+    @property
+    def weights_dense(self) -> int:
+        return sum(layer.weights_dense for layer in self.layers)
+
+    @property
+    def weights_small(self) -> int:
+        return sum(layer.weights_small for layer in self.layers)
+
+    @property
+    def compression_ratio(self) -> float:
+        """Nonzero weights, as a share of all: the paper's compression ratio."""
+        return self.weights / self.weights_dense
+
+    def __str__(self) -> str:
+        head = f"{'layer':<16}{'nodes':>14}{'multiplications':>26}{'weights':>22}"
+        rows = [
+            f"{c.path or '(net)':<16}{f'{c.open} of {c.nodes}':>14}{f'{c.flops:,} of {c.flops_dense:,}':>26}"
+            f"{f'{c.weights:,} of {c.weights_dense:,}':>22}"
+            for c in self.layers
+        ]
+        total = f"FLOPs ratio {self.flops_ratio:.4f}, compression ratio {self.compression_ratio:.4f}"
+        return "\n".join([head, *rows, total])
+
+
+def _live_inputs(x: Tensor, g: Geometry, layer: nn.Module) -> Tensor:
+    """Which input channels depend on an open node, (channels,)."""
+    axis = x.dim() - 1 if g.linear else x.dim() - _spatial(layer) - 1
+    return torch.isnan(x).movedim(axis, 0).flatten(1).any(1)
+
+
+def _spatial(layer: nn.Module) -> int:
+    return len(layer.kernel_size) if not isinstance(layer, nn.Linear) else 0  # type: ignore[arg-type]
+
+
+def _positions(layer: nn.Module, x: Tensor, out: Tensor) -> tuple[int, int]:
+    """How often one row applies the layer's weights, and its biases."""
+    if isinstance(layer, nn.Linear):
+        per_row = out.numel() // (out.shape[0] * out.shape[-1]) if out.dim() > 1 else 1
+        return per_row, per_row
+    n = _spatial(layer)
+    outside = out.shape[-n:].numel()
+    inside = x.shape[-n:].numel()
+    return (inside if geometry(layer).transposed else outside), outside
+
+
+class _Probe:
+    """Forward hooks that put NaN on open nodes, zeros on closed ones, and count what arrives."""
+
+    def __init__(self, net: nn.Module, masks: Mapping[str, Tensor]) -> None:
+        self.layers = {path: m for path, m in net.named_modules() if isinstance(m, SELECTABLE)}
+        self.masks = masks
+        self.flops: dict[str, tuple[int, int]] = {}
+        self.live: dict[str, Tensor] = {}
+
+    def see(self, path: str, layer: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        x, g = inputs[0], geometry(layer)
+        live = _live_inputs(x, g, layer)
+        mask = self.masks.get(path)
+        open_ = torch.ones(g.nodes, dtype=torch.bool) if mask is None else mask.cpu()
+        taps = g.fan_in * g.groups // len(live)  # kernel positions
+        left = live.reshape(g.groups, -1).sum(1).repeat_interleave(g.nodes // g.groups)  # for each node
+        bias = layer._parameters["bias"] is not None
+        weight_runs, bias_runs = _positions(layer, x, out)
+        now = int((left * open_).sum()) * taps * weight_runs + int(open_.sum()) * bias * bias_runs
+        dense = g.nodes * (g.fan_in * weight_runs + bias * bias_runs)
+        before = self.flops.get(path, (0, 0))
+        self.flops[path] = (before[0] + dense, before[1] + now)
+        self.live[path] = live | self.live.get(path, torch.zeros_like(live))
+        shape = (1,) * (out.dim() - 1) + (-1,) if g.linear else (-1,) + (1,) * _spatial(layer)
+        values = torch.where(open_, torch.nan, 0.0).to(out.dtype).reshape(shape)
+        return values.expand_as(out).clone()
+
+
+@contextmanager
+def _hooked(net: nn.Module, probe: _Probe) -> Iterator[None]:
+    handles = [layer.register_forward_hook(partial(probe.see, path)) for path, layer in probe.layers.items()]
+    handles += [
+        m.register_forward_hook(_all_live)
+        for m in net.modules()
+        if not isinstance(m, SELECTABLE) and isinstance(m, (nn.Embedding, nn.EmbeddingBag))
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _all_live(module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+    return torch.full_like(out, torch.nan)
+
+
+def _nan(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        x = torch.as_tensor(x)
+    return torch.full_like(x[:1].cpu(), torch.nan) if x.is_floating_point() else x[:1].cpu()
+
+
+class Probe:
+    """Counts a network's cost again and again, for masks that change: the shape of one row is all it keeps."""
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        inputs = example if isinstance(example, tuple) else (example,)
+        plain = model.mean() if isinstance(model, Bayesian) else copy.deepcopy(model)
+        self.net = plain.cpu().eval()
+        dtype = next((p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.float32)
+        self.inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in map(_nan, inputs))
+
+    @torch.no_grad()
+    def __call__(self, masks: Mapping[str, Tensor], weights: Mapping[str, int] | None = None) -> Cost:
+        """The cost with these nodes open; `weights` overrides the count of nonzero weights (edge selection)."""
+        probe = _Probe(self.net, masks)
+        with _hooked(self.net, probe):
+            self.net(*self.inputs)
+        layers = []
+        for path, layer in probe.layers.items():
+            if path not in probe.flops:  # a layer that this forward does not use
+                continue
+            g = geometry(layer)
+            bias = layer._parameters["bias"] is not None
+            mask = masks.get(path)
+            open_ = torch.ones(g.nodes, dtype=torch.bool) if mask is None else mask.cpu()
+            left = probe.live[path].reshape(g.groups, -1).sum(1).repeat_interleave(g.nodes // g.groups)
+            taps = g.fan_in * g.groups // len(probe.live[path])
+            count = int(open_.sum())
+            dense, now = probe.flops[path]
+            nonzero = count * (g.fan_in + bias) if weights is None or path not in weights else weights[path]
+            small = int((left * open_).sum()) * taps + count * bias
+            layers.append(LayerCost(path, g.nodes, count, dense, now, g.nodes * (g.fan_in + bias), nonzero, small))
+        return Cost(tuple(layers))
+
+
+def masks_of(model: Bayesian) -> dict[str, Tensor]:
+    """{path: which nodes are open} of the layers whose nodes can close."""
+    return {r.path: r.mask for r in model.nodes()}
+
+
+def edges_of(model: Bayesian) -> dict[str, int] | None:
+    """{path: open edges} of the layers with a gate on every edge."""
+    counts = {
+        p.path: sum(int((gamma > 0.5).sum()) for gamma in p.gamma().values())
+        for p in model._posteriors()
+        if "weight" in p.gates
+    }
+    return counts or None
+
+
+def cost(model: nn.Module, example: Any) -> Cost:
+    """Multiplications and weights of a model, dense and now. example: one batch of inputs (its first row is used).
+
+    A plain network counts as it stands: every node is open.
+    """
+    probe = Probe(model, example)
+    if isinstance(model, Bayesian):
+        return probe(masks_of(model), edges_of(model))
+    return probe({})

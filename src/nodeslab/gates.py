@@ -1,0 +1,65 @@
+"""Learnt switches: q(z) = Ber(gamma), with gamma = sigmoid(logit)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nodeslab import kl
+
+__all__ = ["Gate", "relaxed_bernoulli"]
+
+FIXED = 1000.0  # a logit at which gamma is exactly 0 or 1, and every gradient exactly 0, in any precision
+
+
+def relaxed_bernoulli(logit: Tensor, u: Tensor, temperature: float) -> Tensor:
+    """z~ = 1 / (1 + exp(-eta / tau)), eta = log(gamma / (1 - gamma)) + log(u / (1 - u)), u ~ U(0, 1)."""
+    return torch.sigmoid((logit + torch.logit(u)) / temperature)
+
+
+class Gate(nn.Module):
+    """z ~ Ber(gamma): a hard draw forward; backward the Gumbel-softmax draw from the same u, or ReinMax.
+
+    ReinMax (Liu et al., 2023) gives the logit the gradient (1 - q(z)) / 2 dL/dz. Its expectation is
+    gamma (1 - gamma) (L'(0) + L'(1)) / 2, the trapezoid rule for the exact gamma (1 - gamma) (L(1) - L(0)):
+    unbiased where the loss is quadratic in z; there the relaxation leads gates towards 1/2.
+    """
+
+    logit: nn.Parameter
+    log_odds: Tensor
+
+    def __init__(
+        self, shape: torch.Size, prior: float, start: float, temperature: float, gradient: str, like: Tensor
+    ) -> None:
+        super().__init__()
+        start_logit = kl.log_prior_odds(start)
+        self.logit = nn.Parameter(torch.full(shape, start_logit, dtype=like.dtype, device=like.device))
+        # log(lambda / (1 - lambda)): lambda itself would be 0 in float32 below 1e-45
+        self.register_buffer("log_odds", torch.tensor(kl.log_prior_odds(prior), dtype=torch.float64))
+        self.temperature, self.gradient = temperature, gradient
+
+    def inclusion(self) -> Tensor:
+        """gamma = q(z = 1)."""
+        return torch.sigmoid(self.logit)
+
+    def draw(self) -> Tensor:
+        """z in {0, 1} with P(z = 1) = gamma exactly, with a gradient for the logit."""
+        tiny = torch.finfo(self.logit.dtype).tiny
+        u = torch.rand_like(self.logit).clamp_(min=tiny)
+        soft = relaxed_bernoulli(self.logit, u, self.temperature)
+        hard = (soft.detach() > 0.5).to(soft.dtype)
+        if not soft.requires_grad:
+            return hard
+        if self.gradient == "reinmax":
+            unlikely = torch.sigmoid(torch.where(hard > 0, -self.logit, self.logit)).detach()  # 1 - q(z)
+            soft = 0.5 * unlikely * self.logit
+        return hard + (soft - soft.detach())
+
+    def kl(self) -> Tensor:
+        """KL(Ber(gamma) || Ber(lambda)), elementwise."""
+        return kl.bernoulli(self.logit, self.log_odds)
+
+    @torch.no_grad()
+    def fix(self, open_: Tensor) -> None:
+        """Open (True) or close (False) each gate for good: gamma is 1 or 0 to the last bit, and stays."""
+        self.logit.copy_(torch.where(open_, FIXED, -FIXED))

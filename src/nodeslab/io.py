@@ -1,0 +1,152 @@
+"""Save and load: one sealed file without pickle, for Bayesian models and for plain networks."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nodeslab import architecture, sealed
+from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
+from nodeslab.model import Bayesian
+from nodeslab.posterior import Posterior
+from nodeslab.spec import Edge, Factor, Horseshoe, Node, Normal, Prior
+
+__all__ = ["load", "save"]
+
+FACTORS: dict[str, type[Factor]] = {c.__name__: c for c in (Normal, Node, Edge, Horseshoe)}
+LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Gaussian, Categorical, Bernoulli)}
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
+    """Write a model from `ns.bayesian`, or a plain network such as `model.mean()`, to one file.
+
+    The file holds the tensors, the priors and the likelihood, under a sha256. A network of torch's own layers in
+    nn.Sequential is described in it too; one of your own class is given again to `ns.load`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"save takes a model, got {type(model).__name__}.")
+    if isinstance(model, Bayesian) and model._held is not None:
+        raise RuntimeError("A draw is held: save after the `with model.drawn()` block, so that the means are written.")
+    net = model.net if isinstance(model, Bayesian) else model
+    names, shared = _unshared(model.state_dict())
+    meta: dict[str, Any] = {
+        "bayesian": isinstance(model, Bayesian),
+        "class": f"{type(net).__module__}.{type(net).__qualname__}",
+        "architecture": architecture.describe(net),
+        "shared": shared,
+        "torch": torch.__version__,
+    }
+    if isinstance(model, Bayesian):
+        meta |= {
+            "n": model.n,
+            "plain": list(model.plain),
+            "layers": [
+                {
+                    "path": p.path,
+                    "output": p.output,
+                    "inclusion_prior": p.inclusion_prior,
+                    "prior": [{"factor": type(f).__name__, **asdict(f)} for f in p.prior.factors],
+                }
+                for p in model._posteriors()
+            ],
+            "likelihood": _likelihood_to_json(model.likelihood),
+        }
+    return sealed.write(path, "model", meta, names)
+
+
+def _likelihood_to_json(likelihood: Likelihood | None) -> dict[str, Any] | None:
+    if likelihood is None:
+        return None
+    return {"likelihood": type(likelihood).__name__, **asdict(likelihood)}  # type: ignore[call-overload]
+
+
+def _unshared(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, and which other names it has (a shared layer's)."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    kept: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() and key in first:
+            shared[name] = first[key]
+        else:
+            first[key] = name
+            kept[name] = tensor
+    return kept, shared
+
+
+def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
+    """Read what `ns.save` wrote: a Bayesian model, or a plain network.
+
+    net: needed when the network is of a class of your own: a fresh instance, whose weights are overwritten in a
+    copy. Nothing in the file is run, and a file that is damaged, foreign or newer is refused.
+    """
+    meta, tensors = sealed.read(path, "model")
+    try:
+        for name, other in meta["shared"].items():
+            tensors[name] = tensors[other]
+        prefix = "net." if meta["bayesian"] else ""
+        state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        plain = _network(Path(path), meta, state, net)
+        model: nn.Module = _bayesian(meta, plain, tensors) if meta["bayesian"] else plain
+        model.load_state_dict(tensors)
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"{path} is sealed but incomplete ({e!r}); it was not written by this nodeslab.") from e
+    return model
+
+
+def _network(path: Path, meta: dict[str, Any], state: dict[str, Tensor], net: nn.Module | None) -> nn.Module:
+    tree = meta["architecture"]
+    if net is None and tree is None:
+        raise ValueError(
+            f"{path} holds a network of the class {meta['class']}, which a file cannot carry: "
+            "pass a fresh instance, ns.load(path, net=YourNetwork())."
+        )
+    shape = copy.deepcopy(net) if net is not None else architecture.build(tree, meta=True)
+    wanted = {name: tuple(t.shape) for name, t in shape.state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in state.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"{path} does not fit this network: {name} is {found.get(name, 'absent')} in the file and "
+                f"{wanted.get(name, 'absent')} in the network."
+            )
+    if net is None:
+        shape = architecture.build(tree)
+    types = {name: t.dtype for name, t in state.items()}
+    floating = next((t for t in types.values() if t.is_floating_point), None)
+    return shape if floating is None else shape.to(floating)
+
+
+def _bayesian(meta: dict[str, Any], net: nn.Module, tensors: dict[str, Tensor]) -> Bayesian:
+    posteriors = []
+    for layer in meta["layers"]:
+        factors = []
+        for choice in layer["prior"]:
+            options = {k: v for k, v in choice.items() if k != "factor"}
+            if isinstance(options.get("prior"), list):
+                options["prior"] = tuple(options["prior"])
+            factors.append(FACTORS[choice["factor"]](**options))
+        posteriors.append(
+            Posterior(
+                layer["path"],
+                net.get_submodule(layer["path"]),
+                Prior(tuple(factors)),
+                layer["output"],
+                layer["inclusion_prior"],
+            )
+        )
+    model = Bayesian(net, posteriors, meta["n"], tuple(meta["plain"]))
+    choice = meta["likelihood"]
+    if choice is not None:
+        options = {k: v for k, v in choice.items() if k != "likelihood"}
+        model.likelihood = LIKELIHOODS[choice["likelihood"]](**options)
+    if "noise.log_sigma" in tensors:
+        model.noise = Noise(torch.ones_like(tensors["noise.log_sigma"]))
+    return model

@@ -1,0 +1,53 @@
+"""Closed-form Kullback-Leibler divergences KL(q || p): tensors in, elementwise tensors out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+__all__ = ["bernoulli", "gaussian", "half_cauchy", "inverse_gamma", "log_prior_odds"]
+
+
+def gaussian(mean: Tensor, spread: Tensor, sigma: float) -> Tensor:
+    """KL(N(mu, s^2) || N(0, sigma^2)) = (s^2 + mu^2) / (2 sigma^2) - 1/2 - log(s / sigma)."""
+    scaled = (spread.square() + mean.square()).mul_(0.5 / sigma**2)
+    return scaled.sub_(torch.log(spread)).add_(math.log(sigma) - 0.5)
+
+
+def bernoulli(logit: Tensor, log_odds: Tensor | float) -> Tensor:
+    """KL(Ber(g) || Ber(l)) = g log(g/l) + (1-g) log((1-g)/(1-l)), from the logits of g and l.
+
+    In logits a and b it is g (a - b) + log(1 - g) - log(1 - l), which is written here so that neither tail
+    cancels: finite, with finite gradients, for any float32 logits, as is l = 1e-50 (b = -115).
+    """
+    b = torch.as_tensor(log_odds, dtype=logit.dtype, device=logit.device)
+    g, h = torch.sigmoid(logit), torch.sigmoid(-logit)
+    return g * (logsigmoid(logit) - logsigmoid(b)) + h * (logsigmoid(-logit) - logsigmoid(-b))
+
+
+def log_prior_odds(probability: float) -> float:
+    """log(l / (1 - l)), exact down to the smallest float64."""
+    return math.log(probability) - math.log1p(-probability)
+
+
+def half_cauchy(mean: Tensor, spread: Tensor, scale: float) -> Tensor:
+    """KL(q(t) q(a) || p(t|a) p(a)) = m/2 - log s + log(b d) + log pi - log sqrt(2 pi e), tau ~ C+(0, b).
+
+    Here t = log tau^2 ~ N(m, s^2), and the half-Cauchy is the mixture tau^2 | a ~ IG(1/2, 1/a),
+    a ~ IG(1/2, 1/b^2). The auxiliary factor is always at its optimum, the closed-form update
+    q(a) = IG(1, d), d = E[1/tau^2] + 1/b^2, E[1/tau^2] = exp(-m + s^2/2): it needs no parameter of its own.
+    """
+    log_bd = torch.logaddexp(math.log(scale) - mean + 0.5 * spread.square(), torch.full_like(mean, -math.log(scale)))
+    return 0.5 * mean - torch.log(spread) + log_bd + (math.log(math.pi) - 0.5 * math.log(2 * math.pi * math.e))
+
+
+def inverse_gamma(mean: Tensor, spread: Tensor, a: float, b: float) -> Tensor:
+    """KL(LogNormal(m, s^2) || IG(a, b)) = a m + b exp(-m + s^2/2) - log s + constant.
+
+    The constant is log Gamma(a) - a log b - log sqrt(2 pi e).
+    """
+    constant = math.lgamma(a) - a * math.log(b) - 0.5 * math.log(2 * math.pi * math.e)
+    return a * mean + b * torch.exp(-mean + 0.5 * spread.square()) - torch.log(spread) + constant

@@ -1,0 +1,485 @@
+"""`bayesian(net, spec, n)` and the model it returns. A draw is a network: one set of sampled weights, held
+through forward and backward."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nodeslab import theory
+from nodeslab.layers import REFUSED, SELECTABLE, geometry
+from nodeslab.likelihoods import Likelihood, Noise
+from nodeslab.outputs import output_layers
+from nodeslab.posterior import Posterior, Tensors
+from nodeslab.spec import Edge, Factor, Node, Prior, as_prior
+
+__all__ = ["Bayesian", "NodeRecord", "bayesian"]
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One layer whose nodes can close. inclusion: for each node; open: how many exceed 0.5; mask: which."""
+
+    path: str
+    total: int
+    open: int
+    inclusion: Tensor
+    mask: Tensor
+
+    @property
+    def sparsity(self) -> float:
+        """The share of nodes left, the paper's node sparsity."""
+        return self.open / self.total
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What a `drawn()` context holds: the means that the sampled weights stand in for, and the draw's KL."""
+
+    means: tuple[Tensors, ...]
+    kl: Tensor
+
+
+def _must_be_drawn(path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """A Bayesian layer runs with sampled weights (plain tensors), never silently with its means (Parameters)."""
+    if isinstance(layer._parameters["weight"], nn.Parameter):
+        raise RuntimeError(
+            f"Layer '{path}' ran outside a draw. Call the model itself, or hold one draw through forward and "
+            "backward with `with model.drawn() as net:` (activation checkpointing runs layers again during "
+            "backward). For a deterministic network take model.mean()."
+        )
+
+
+class Bayesian(nn.Module):
+    """A network whose weights have a posterior. `model(x)` is the output of a fresh draw.
+
+    net: the user's own layers; their weights and biases are the slab's means. posteriors: what stands beside
+    each Bayesian layer. n: the number of observations, which weighs the KL against the data.
+    """
+
+    def __init__(self, net: nn.Module, posteriors: list[Posterior], n: int, plain: tuple[str, ...]) -> None:
+        super().__init__()
+        self.net = net
+        self.posteriors = nn.ModuleList(posteriors)
+        self.n = n
+        self.plain = plain
+        self.likelihood: Likelihood | None = None
+        self.noise: Noise | None = None
+        self._layers = tuple(net.get_submodule(p.path) for p in posteriors)
+        self._held: _Draw | None = None
+        for posterior, layer in zip(posteriors, self._layers, strict=True):
+            layer.register_forward_pre_hook(partial(_must_be_drawn, posterior.path))
+
+    # ---- drawing -------------------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """The network's output for one draw: the held one inside `drawn()`, else a fresh one."""
+        if self._held is not None:
+            return self.net(*inputs, **options)
+        with self.drawn() as net:
+            return net(*inputs, **options)
+
+    @contextmanager
+    def drawn(self) -> Iterator[nn.Module]:
+        """One draw of all weights, held for the length of the block; yields the network that carries it.
+
+        Within the block `model(x)` and `model.kl()` belong to the same draw.
+        """
+        if self._held is not None:
+            raise RuntimeError("A draw is already held: drawn() does not nest. Leave the first block before the next.")
+        means = self._means()
+        weights, total = [], self._zero()
+        for posterior, mean in zip(self._posteriors(), means, strict=True):
+            sampled, divergence = posterior.draw(mean)
+            weights.append(sampled)
+            total = total + divergence
+        self._held = _Draw(means, total)
+        self._put(tuple(weights))
+        try:
+            yield self.net
+        finally:
+            self._put(means)
+            self._held = None
+
+    def _posteriors(self) -> Iterator[Posterior]:
+        for posterior in self.posteriors:
+            assert isinstance(posterior, Posterior)
+            yield posterior
+
+    def _means(self) -> tuple[Tensors, ...]:
+        """mu of each layer: its own weight and bias."""
+        if self._held is not None:
+            return self._held.means
+        return tuple(
+            {name: layer._parameters[name] for name in posterior.names}  # type: ignore[misc]
+            for posterior, layer in zip(self._posteriors(), self._layers, strict=True)
+        )
+
+    def _put(self, weights: tuple[Tensors, ...]) -> None:
+        for layer, tensors in zip(self._layers, weights, strict=True):
+            for name, tensor in tensors.items():
+                layer._parameters[name] = tensor  # type: ignore[assignment]
+
+    def _zero(self) -> Tensor:
+        first = next(self.posteriors.parameters())
+        return torch.zeros((), dtype=first.dtype, device=first.device)
+
+    # ---- what the posterior says ---------------------------------------------------------------------------
+
+    def kl(self) -> Tensor:
+        """KL(q || p) of all layers in nats, a scalar with gradients."""
+        if self._held is not None:
+            return self._held.kl
+        total = self._zero()
+        for posterior, means in zip(self._posteriors(), self._means(), strict=True):
+            total = total + posterior.kl(means)
+        return total
+
+    def nodes(self) -> list[NodeRecord]:
+        """A record for each layer whose nodes can close, in the network's order."""
+        records = []
+        for posterior in self._posteriors():
+            if posterior.selects:
+                mask = posterior.open()
+                total, left = mask.numel(), int(mask.sum())
+                records.append(NodeRecord(posterior.path, total, left, posterior.inclusion(), mask))
+        return records
+
+    def set_nodes(self, masks: Mapping[str, Any]) -> None:
+        """Open (True) and close (False) nodes by hand: `{path: mask}`, a bool for each node. They stay so."""
+        if not isinstance(masks, Mapping):
+            raise TypeError(f"set_nodes takes {{path: mask}}, got {type(masks).__name__}.")
+        by_path = {p.path: p for p in self._posteriors()}
+        checked = []
+        for path, mask in masks.items():
+            if path not in by_path:
+                known = ", ".join(repr(r.path) for r in self.nodes())
+                raise ValueError(f"No Bayesian layer is called {path!r}; layers with nodes to set are {known}.")
+            posterior = by_path[path]
+            values = torch.as_tensor(mask)
+            if values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()):
+                raise ValueError(
+                    f"The mask for layer '{path}' must hold bools (or 0 and 1), got {values.dtype} values."
+                )
+            if values.shape != (posterior.geometry.nodes,):
+                raise ValueError(
+                    f"The mask for layer '{path}' must have shape ({posterior.geometry.nodes},), one bool for each "
+                    f"node, got {tuple(values.shape)}."
+                )
+            checked.append((posterior, values.to(torch.bool)))
+        for posterior, values in checked:
+            posterior.fix(values.to(posterior.rho("weight").device))
+
+    def mean(self) -> nn.Module:
+        """A plain network at the posterior mean of the open nodes, closed nodes at zero; a copy.
+
+        An open node (inclusion > 0.5) has its slab's mean mu: the posterior mean given that it is open.
+        """
+        means = self._means()
+        memo: dict[int, Any] = {}
+        if self._held is not None:  # the sampled weights carry a graph, and are not what is copied
+            for layer, tensors in zip(self._layers, means, strict=True):
+                for name, tensor in tensors.items():
+                    drawn = layer._parameters[name]
+                    memo[id(drawn)] = nn.Parameter(tensor.detach().clone())
+        net = copy.deepcopy(self.net, memo)
+        for posterior, mean in zip(self._posteriors(), means, strict=True):
+            layer = net.get_submodule(posterior.path)
+            for key in [k for k, hook in layer._forward_pre_hooks.items() if _is_guard(hook)]:
+                del layer._forward_pre_hooks[key]
+            with torch.no_grad():
+                for name, value in posterior.center(mean).items():
+                    getattr(layer, name).copy_(value)
+        return net
+
+    def moments(self) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+        """{path: {"weight": (mean, variance), ...}} of the weights under q, gates included, with gradients."""
+        return {p.path: p.moments(m) for p, m in zip(self._posteriors(), self._means(), strict=True)}
+
+    # ---- the plan ------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """The plan: layer, prior, nodes, lambda."""
+        rows = [("layer", "module", "prior", "nodes", "weights into each", "lambda")]
+        for posterior, layer in zip(self._posteriors(), self._layers, strict=True):
+            g, chance = posterior.geometry, posterior.inclusion_prior
+            into = g.fan_in + ("bias" in posterior.names)
+            note = posterior.describe_prior() + ("  (output)" if posterior.output else "")
+            shown = "1" if posterior.output and not posterior.gates else "-" if chance is None else f"{chance:.3g}"
+            rows.append((posterior.path or "(net)", type(layer).__name__, note, str(g.nodes), str(into), shown))
+        widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        head = f"Bayesian network, n = {self.n}, {self._gate_count()}"
+        if self.plain:
+            lines.append(f"left plain (no prior): {', '.join(self.plain)}")
+        return "\n".join([head, *("  " + line for line in lines)])
+
+    def _gate_count(self) -> str:
+        records = self.nodes()
+        if not records:
+            return "no node can close"
+        return f"{sum(r.open for r in records)} of {sum(r.total for r in records)} nodes open"
+
+
+def _is_guard(hook: object) -> bool:
+    return isinstance(hook, partial) and hook.func is _must_be_drawn
+
+
+# ---- building a model --------------------------------------------------------------------------------------------
+
+
+def bayesian(
+    net: nn.Module,
+    spec: Factor | Prior | Mapping[str, Factor | Prior | None],
+    n: int,
+    *,
+    init: str | float | None = None,
+) -> Bayesian:
+    """Put a prior on a network's weights: weight = gate x scale x (mean + spread x noise).
+
+    net: any network of Linear and (transposed) convolution layers; it is copied, never changed.
+    spec: one prior for all of them, such as `ns.Normal(1.0) * ns.Node()`, or {pattern: prior}, where the patterns
+        are matched against module paths as a shell does ("conv*"), the first match counts, and None, or no match,
+        leaves a layer plain.
+    n: the number of observations that the model will be trained on.
+    init: where the slab's means start. None keeps the network's own weights; "kaiming" draws Kaiming uniform
+        (the paper's choice for classification); "uniform" or a number b draws U(-b, b), 0.6 by default (its
+        choice for regression). The draws come from torch's global generator.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}.")
+    if isinstance(net, Bayesian):
+        raise TypeError("net is a Bayesian model already; pass the plain network (model.mean(), or the one you built).")
+    count = _count(n)
+    _check_init(init)
+    priors = _assign(net, spec)
+    copied = copy.deepcopy(net)
+    topology_paths = [p for p, m in _walk(copied) if isinstance(m, SELECTABLE)]
+    outputs, _ = output_layers(copied, topology_paths)
+    _check_selectable(priors, outputs)
+    lambdas = _inclusion_priors(copied, topology_paths, outputs, priors, count)
+    posteriors = []
+    for path, prior in priors.items():
+        layer = copied.get_submodule(path)
+        posteriors.append(Posterior(path, layer, prior, path in outputs, lambdas.get(path)))
+        if init is not None:
+            _initialise(layer, init)
+    return Bayesian(copied, posteriors, count, _plain(copied, priors))
+
+
+def _count(n: object) -> int:
+    try:
+        value = operator.index(n)  # type: ignore[arg-type]
+    except TypeError as e:
+        raise TypeError(
+            f"n, the number of observations, must be a whole number such as len(X), got {n!r} of type "
+            f"{type(n).__name__}."
+        ) from e
+    if isinstance(n, bool) or value < 1:
+        raise ValueError(f"n, the number of observations, must be at least 1, got {n!r}; pass n=len(X).")
+    return value
+
+
+def _walk(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules in order, each once; what is inside a refused layer is its own affair."""
+    inside: list[str] = []
+    for path, module in net.named_modules():
+        if any(path.startswith(p) for p in inside):
+            continue
+        if _refusal(module) is not None:
+            inside.append(path + "." if path else "")
+        yield path, module
+
+
+def _refusal(module: nn.Module) -> str | None:
+    return next((why for kind, why in REFUSED.items() if isinstance(module, kind)), None)
+
+
+def _assign(net: nn.Module, spec: object) -> dict[str, Prior]:
+    """{path: prior} of every layer that becomes Bayesian, or a sentence about the one that cannot."""
+    patterns: dict[str, Prior | None] | None = None
+    if isinstance(spec, Mapping):
+        if not spec:
+            raise ValueError("spec is an empty dict; give {pattern: prior}, such as {'*': ns.ssig()}.")
+        patterns = {}
+        for pattern, prior in spec.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"spec: a pattern must be a string that matches module paths, got {pattern!r}.")
+            patterns[pattern] = None if prior is None else as_prior(prior, f"spec[{pattern!r}]")
+    single = None if patterns is not None else as_prior(spec, "spec")
+    priors: dict[str, Prior] = {}
+    used: set[str] = set()
+    owners: dict[int, str] = {}
+    names: list[str] = []
+    for path, module in _walk(net):
+        matched = single
+        if patterns is not None:
+            hit = next((p for p in patterns if fnmatch.fnmatchcase(path, p)), None)
+            matched = None if hit is None else patterns[hit]
+            if hit is not None and (isinstance(module, SELECTABLE) or _refusal(module) or _has_own(module)):
+                used.add(hit)
+        if isinstance(module, SELECTABLE):
+            names.append(path)
+            _check_layer(path, module, owners)
+            if matched is not None:
+                priors[path] = matched
+        elif (why := _refusal(module)) is not None:
+            if matched is not None:
+                raise ValueError(
+                    f"Layer '{path}' ({type(module).__name__}) cannot be made Bayesian: {why}. To leave it plain, "
+                    f"give a dict, such as {{'{path}': None, '*': prior}}."
+                )
+        elif _has_own(module) and not _passes_through(module) and single is not None:
+            own = ", ".join(name for name, _ in module.named_parameters(recurse=False))
+            raise ValueError(
+                f"Module '{path}' ({type(module).__name__}) has parameters of its own ({own}) that no prior covers. "
+                f"Move them into a Linear or convolution layer, or leave them plain with a dict, such as "
+                f"{{'{path}': None, '*': prior}}."
+            )
+    for pattern in patterns or {}:
+        if pattern not in used:
+            known = ", ".join(repr(p) for p in names) or "none"
+            raise ValueError(f"spec: the pattern {pattern!r} matches no layer; the layers are {known}.")
+    if not priors:
+        raise ValueError(
+            f"{type(net).__name__} has no layer that can be made Bayesian: no Linear or convolution"
+            f"{' matched' if patterns else ''}. Pass a network that has one."
+        )
+    return priors
+
+
+def _has_own(module: nn.Module) -> bool:
+    return any(p is not None for p in module._parameters.values())
+
+
+def _passes_through(module: nn.Module) -> bool:
+    """Norms and parametric activations stay as they are: their few parameters are trained as points."""
+    return isinstance(module, _PASS)
+
+
+_PASS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+)
+
+
+def _check_layer(path: str, layer: nn.Module, owners: dict[int, str]) -> None:
+    kind = type(layer).__name__
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        raise ValueError(
+            f"Layer '{path}' ({kind}) has no plain weight: it is parametrised (weight_norm, spectral_norm, ...). "
+            "Remove the parametrisation first (torch.nn.utils.parametrize.remove_parametrizations)."
+        )
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise ValueError(
+            f"Layer '{path}' ({kind}) is lazy and has no shape yet; run one batch through the network first."
+        )
+    if not weight.is_floating_point():
+        raise TypeError(
+            f"Layer '{path}' ({kind}) has weights of type {weight.dtype}; convert the network to a real type."
+        )
+    if weight.numel() == 0:
+        raise ValueError(f"Layer '{path}' ({kind}) has no weights: its shape is {tuple(weight.shape)}.")
+    for name, parameter in layer.named_parameters(recurse=False):
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"Layer '{path}' ({kind}) holds NaN or inf in its {name}; start from finite weights.")
+        if id(parameter) in owners and owners[id(parameter)] != path:
+            raise ValueError(
+                f"Layers '{owners[id(parameter)]}' and '{path}' share the parameter {name}: one draw cannot serve two "
+                "gates. Use the same layer twice instead of tying its weights."
+            )
+        owners[id(parameter)] = path
+
+
+def _check_selectable(priors: Mapping[str, Prior], outputs: set[str]) -> None:
+    wants = [path for path, prior in priors.items() if isinstance(prior.gate, Node)]
+    if wants and all(path in outputs for path in wants):
+        raise ValueError(
+            f"No layer of this network can be selected from: {', '.join(map(repr, wants))} feeds the output, where "
+            "every node stays. Add a hidden layer, or use a prior without ns.Node(), such as ns.Normal(1.0)."
+        )
+
+
+def _topology(net: nn.Module, paths: list[str], outputs: set[str]) -> tuple[theory.Topology, list[str]]:
+    """The layers as section 4 counts them: hidden ones in order, then one output layer (the widest fan-in)."""
+    hidden = [p for p in paths if p not in outputs]
+    last = max(outputs, key=lambda p: geometry(net.get_submodule(p)).fan_in)
+    shapes = [geometry(net.get_submodule(p)) for p in [*hidden, last]]
+    return theory.Topology(tuple(g.fan_in for g in shapes), tuple(g.nodes for g in shapes)), hidden
+
+
+def _inclusion_priors(
+    net: nn.Module, paths: list[str], outputs: set[str], priors: Mapping[str, Prior], n: int
+) -> dict[str, float]:
+    """lambda of each layer with a gate: the caller's, or the theory's."""
+    topology, hidden = _topology(net, paths, outputs)
+    corollary: dict[str, float] = {}
+    values: dict[str, float] = {}
+    gated = [p for p in hidden if p in priors and isinstance(priors[p].gate, Node)]
+    for path, prior in priors.items():
+        gate = prior.gate
+        if isinstance(gate, Edge):
+            values[path] = theory.edge_prior(topology, n) if gate.prior is None else float(gate.prior)
+        elif isinstance(gate, Node) and path not in outputs:
+            if gate.prior is None:
+                corollary = corollary or dict(zip(hidden, theory.inclusion_priors(topology, n), strict=True))
+                values[path] = corollary[path]
+            elif isinstance(gate.prior, (int, float)):
+                values[path] = float(gate.prior)
+            else:
+                if len(gate.prior) != len(gated):
+                    raise ValueError(
+                        f"Node: prior has {len(gate.prior)} values, but {len(gated)} hidden layers have a gate "
+                        f"({', '.join(map(repr, gated))}); give one for each."
+                    )
+                values[path] = float(gate.prior[gated.index(path)])
+    return values
+
+
+def _check_init(init: object) -> None:
+    if init is None or init in ("kaiming", "uniform"):
+        return
+    if isinstance(init, str):
+        raise ValueError(f"init must be 'kaiming', 'uniform', a number or None, got {init!r}.")
+    if isinstance(init, bool) or not isinstance(init, (int, float)):
+        raise TypeError(f"init must be 'kaiming', 'uniform', a number or None, got {type(init).__name__}.")
+    if not (init > 0 and math.isfinite(init)):
+        raise ValueError(f"init must be positive and finite, got {init}.")
+
+
+def _initialise(layer: nn.Module, init: str | float) -> None:
+    """mu ~ U(-b, b), or Kaiming uniform weights with the usual U(-1/sqrt(fan_in), 1/sqrt(fan_in)) biases."""
+    parameters = dict(layer.named_parameters(recurse=False))
+    if init == "kaiming":
+        # fan-in as geometry counts it: torch's own count is wrong for transposed convolutions
+        fan_in = geometry(layer).fan_in
+        nn.init.uniform_(parameters["weight"], -math.sqrt(6.0 / fan_in), math.sqrt(6.0 / fan_in))
+        if "bias" in parameters:
+            nn.init.uniform_(parameters["bias"], -1.0 / math.sqrt(fan_in), 1.0 / math.sqrt(fan_in))
+        return
+    bound = 0.6 if isinstance(init, str) else float(init)
+    for parameter in parameters.values():
+        nn.init.uniform_(parameter, -bound, bound)
+
+
+def _plain(net: nn.Module, priors: Mapping[str, Prior]) -> tuple[str, ...]:
+    """Modules with parameters that stay as they are, for the plan."""
+    return tuple(
+        f"{path} ({type(m).__name__})"
+        for path, m in _walk(net)
+        if path not in priors and (_has_own(m) or _refusal(m) is not None)
+    )

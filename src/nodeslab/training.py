@@ -1,0 +1,779 @@
+"""The training loop (algorithm 1): Adam on -ELBO, from arrays or any DataLoader, stoppable and resumable to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from nodeslab import sealed
+from nodeslab.costs import Probe, edges_of, masks_of
+from nodeslab.data import as_targets, refuse_constant_columns, same_rows
+from nodeslab.likelihoods import Categorical, Gaussian, Likelihood, Noise
+from nodeslab.model import Bayesian
+from nodeslab.prediction import inputs_for, isolated_seed, predict, try_forward
+
+__all__ = ["History", "Ramp", "Record", "fit"]
+
+Batch = tuple[tuple[Tensor, ...], Tensor]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A schedule: `start` until the share `begin` of the epochs, then to `end` at the share `until`, then `end`.
+
+    log=True goes in equal factors instead of equal steps. A likelihood weight that sharpens from 0.03 to 1 between
+    20 and 60 % of the epochs is `Ramp(0.03, 1.0, 0.2, 0.6, log=True)`.
+    """
+
+    start: float
+    end: float
+    begin: float = 0.0
+    until: float = 1.0
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.begin < self.until <= 1.0:
+            raise ValueError(f"Ramp: 0 <= begin < until <= 1 is needed, got begin={self.begin}, until={self.until}.")
+        if not (self.start > 0 and self.end > 0):
+            raise ValueError(f"Ramp: start and end must be positive, got {self.start} and {self.end}.")
+
+    def __call__(self, t: float) -> float:
+        """The value after the share t of all epochs."""
+        share = min(max((t - self.begin) / (self.until - self.begin), 0.0), 1.0)
+        if self.log:
+            return float(self.start * (self.end / self.start) ** share)
+        return self.start + (self.end - self.start) * share
+
+
+Schedule = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One epoch. elbo = -(n nll + kl) in nats, with nll the mean over rows and draws during the epoch."""
+
+    epoch: int
+    elbo: float
+    nll: float
+    kl: float
+    open: dict[str, int]
+    flops: int
+    flops_ratio: float
+    seconds: float
+    lr: float
+    validation: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class History(Sequence[Record]):
+    """The records of a fit, one for each epoch, and how it ended: "epochs", "converged" or "callback"."""
+
+    records: list[Record] = field(default_factory=list)
+    seed: int = 0
+    stopped: str = "epochs"
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, i: int) -> Record: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Record]: ...
+    def __getitem__(self, i: int | slice) -> Record | list[Record]:
+        return self.records[i]
+
+    def column(self, name: str) -> list[Any]:
+        """One field of every record, such as "elbo"."""
+        if self.records and name not in asdict(self.records[0]):
+            raise ValueError(f"A record has no field {name!r}; it has {', '.join(asdict(self.records[0]))}.")
+        return [getattr(r, name) for r in self.records]
+
+    def __repr__(self) -> str:
+        if not self.records:
+            return "History(no epochs)"
+        last = self.records[-1]
+        return (
+            f"History({len(self.records)} epochs, stopped: {self.stopped}, elbo {last.elbo:.6g}, nll {last.nll:.4g}, "
+            f"open {sum(last.open.values())}, FLOPs ratio {last.flops_ratio:.3f})"
+        )
+
+
+# ---- where the batches come from -----------------------------------------------------------------------------------
+
+
+class _Arrays:
+    """Arrays in memory: one permutation and one gather an epoch, then slices."""
+
+    def __init__(self, inputs: tuple[Tensor, ...], y: Tensor, batch_size: int) -> None:
+        self.inputs, self.y, self.batch_size = inputs, y, batch_size
+        self.rows: int | None = len(y)
+
+    def first(self) -> Batch:
+        k = min(self.batch_size, len(self.y))
+        return tuple(x[:k] for x in self.inputs), self.y[:k]
+
+    def epoch(self) -> Iterator[Batch]:
+        order = torch.randperm(len(self.y))
+        inputs, y = tuple(x[order] for x in self.inputs), self.y[order]
+        for i in range(0, len(y), self.batch_size):
+            yield tuple(x[i : i + self.batch_size] for x in inputs), y[i : i + self.batch_size]
+
+
+class _Loader:
+    """Any DataLoader (or other iterable that can be gone through again) of (x, y) pairs."""
+
+    def __init__(self, loader: Iterable[Any], model: Bayesian) -> None:
+        self.loader, self.model = loader, model
+        self.rows: int | None = None
+        if isinstance(loader, DataLoader):
+            try:
+                self.rows = len(loader.dataset)  # type: ignore[arg-type]
+            except TypeError:
+                self.rows = None
+        self.batch_size = 0
+
+    def _batch(self, item: Any) -> Batch:
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise TypeError(f"A DataLoader must give pairs (x, y), got {type(item).__name__}; adapt its dataset.")
+        x, y = item
+        inputs = inputs_for(self.model, tuple(x) if isinstance(x, list) else x, "x of a batch")
+        target = as_targets(y, "y of a batch")
+        same_rows(inputs[0], target, ("x of a batch", "y"))
+        return inputs, target
+
+    def first(self) -> Batch:
+        state = torch.get_rng_state()
+        try:
+            for item in self.loader:
+                batch = self._batch(item)
+                self.batch_size = self.batch_size or len(batch[1])
+                return batch
+        finally:
+            torch.set_rng_state(state)
+        raise ValueError("The DataLoader gives no batch: its dataset is empty.")
+
+    def epoch(self) -> Iterator[Batch]:
+        return map(self._batch, self.loader)
+
+
+def _source(model: Bayesian, data: Any, batch_size: int, allow_constant: bool) -> _Arrays | _Loader:
+    if isinstance(data, (tuple, list)):
+        if len(data) != 2:
+            raise ValueError(f"data must be a pair (X, y), got {len(data)} parts; several inputs go as ((X1, X2), y).")
+        inputs, y = inputs_for(model, data[0]), as_targets(data[1])
+        same_rows(inputs[0], y)
+        if len(y) < 2:
+            raise ValueError("data has one row; a fit needs at least two.")
+        if not allow_constant:
+            for i, x in enumerate(inputs):
+                refuse_constant_columns(x, "X" if len(inputs) == 1 else f"X[{i}]")
+        return _Arrays(inputs, y, batch_size)
+    if isinstance(data, Tensor) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be a pair (X, y) or a DataLoader, got {type(data).__name__}.")
+    return _Loader(data, model)
+
+
+# ---- leaving cleanly -----------------------------------------------------------------------------------------------
+
+
+class _Signals:
+    """Between enter and exit the first SIGTERM or Ctrl-C is noted, not obeyed; a second one is."""
+
+    def __init__(self, active: bool) -> None:
+        self.received: int | None = None
+        self.active = active and threading.current_thread() is threading.main_thread()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if self.active:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __exit__(self, *error: object) -> None:
+        if self.active:
+            self._restore()
+
+
+# ---- the fit -------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    model: Bayesian,
+    data: Any,
+    *,
+    likelihood: Likelihood | None = None,
+    epochs: int = 100,
+    batch_size: int = 128,
+    lr: float = 1e-3,
+    seed: int | None = None,
+    samples: int = 1,
+    epsilon: float | None = None,
+    window: int = 10,
+    lr_schedule: Schedule | None = None,
+    likelihood_schedule: Schedule | None = None,
+    validation: tuple[Any, Any] | None = None,
+    validation_draws: int = 10,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = 30.0,
+    callback: Callable[[Bayesian, Record], object] | None = None,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    amp: bool = False,
+    allow_constant: bool = False,
+    progress: bool | None = None,
+) -> History:
+    """Maximise ELBO = E_q[log p(y | X, w)] - KL(q || p) over the model's parameters, in place (algorithm 1).
+
+    Each batch adds sum_i [-log p(y_i | x_i, w) + KL / n] over its rows i, divided by batch_size: over an epoch the
+    rows add up to -ELBO exactly, whatever the batch size, a short last batch or accumulation.
+
+    data: (X, y), kept in memory, rows first; ((X1, X2), y) for several inputs; or any DataLoader of such pairs.
+    likelihood: ns.Gaussian(sigma or "learn"), ns.Categorical() or ns.Bernoulli().
+    seed: the same seed on the same machine gives the same bits; torch's own generators are left as they were.
+    samples: S, Monte Carlo draws for each step. accumulate: batches for each optimizer step.
+    epsilon: stop when the ELBO, averaged over `window` epochs, changes by less than this many nats.
+    lr_schedule, likelihood_schedule: factors on lr and on the data term, functions of the share of epochs done,
+        such as ns.Ramp(1.0, 0.05, 0.7, 1.0).
+    validation: (X, y) whose metrics go into every record.
+    checkpoint: a file to resume from, written every `checkpoint_seconds` (0: every epoch), at SIGTERM and Ctrl-C,
+        and at the end; the generation before it is kept beside it. The same call again goes on where it stopped.
+    callback: called with the model and each record; return True to stop.
+    optimizer: parameters -> optimizer; Adam(lr) by default. clip: the largest gradient norm. amp: bfloat16 autocast.
+    allow_constant: accept constant columns in a narrow table.
+    progress: a bar on stderr; by default only on a terminal.
+    """
+    if not isinstance(model, Bayesian):
+        raise TypeError(f"model must come from ns.bayesian, got {type(model).__name__}; wrap the network first.")
+    if model._held is not None:
+        raise RuntimeError("A draw is held: call fit outside the `with model.drawn()` block.")
+    chosen = model.likelihood if likelihood is None else likelihood
+    if chosen is None:
+        raise ValueError(
+            'fit needs a likelihood: ns.Gaussian(1.0), ns.Gaussian("learn"), ns.Categorical(), ns.Bernoulli().'
+        )
+    if not isinstance(chosen, Likelihood):
+        raise TypeError(f"likelihood must be such as ns.Gaussian(1.0), got {type(chosen).__name__}.")
+    options = _Options(
+        likelihood=chosen,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        samples=samples,
+        epsilon=epsilon,
+        window=window,
+        lr_schedule=lr_schedule,
+        likelihood_schedule=likelihood_schedule,
+        validation_draws=validation_draws,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint_seconds=checkpoint_seconds,
+        callback=callback,
+        optimizer=optimizer,
+        accumulate=accumulate,
+        clip=clip,
+        amp=amp,
+        progress=progress,
+    )
+    source = _source(model, data, batch_size, allow_constant)
+    run = _Run(model, source, options, _validation(model, validation, chosen))
+    with isolated_seed(seed, run.device) as first:
+        run.history.seed = first
+        run.resume()
+        was_training = model.training
+        try:
+            run.train()
+        finally:
+            model.train(was_training)
+    return run.history
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `fit`, checked."""
+
+    likelihood: Likelihood
+    epochs: int
+    batch_size: int
+    lr: float
+    seed: int | None
+    samples: int
+    epsilon: float | None
+    window: int
+    lr_schedule: Schedule | None
+    likelihood_schedule: Schedule | None
+    validation_draws: int
+    checkpoint: Path | None
+    checkpoint_seconds: float
+    callback: Callable[[Bayesian, Record], object] | None
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None
+    accumulate: int
+    clip: float | None
+    amp: bool
+    progress: bool | None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "samples", "window", "validation_draws", "accumulate"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be a whole number, got {value!r} of type {type(value).__name__}.")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        for name in ("lr", "epsilon", "clip"):
+            value = getattr(self, name)
+            if value is None and name != "lr":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value}.")
+        for name in ("lr_schedule", "likelihood_schedule", "callback", "optimizer"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be a function, got {value!r} of type {type(value).__name__}.")
+
+    def setting(self, source: _Arrays | _Loader, model: Bayesian) -> dict[str, Any]:
+        """What must be the same when a fit is resumed, by name; more epochs may follow where no schedule spans them."""
+        digest = hashlib.sha256()
+        if isinstance(source, _Arrays):
+            for tensor in (*source.inputs, source.y):
+                digest.update(tensor.contiguous().numpy().data)
+        same: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "epsilon", "window")
+        }
+        for name in ("lr_schedule", "likelihood_schedule"):
+            schedule = getattr(self, name)
+            same[name] = repr(schedule) if isinstance(schedule, Ramp) else schedule is not None
+        scheduled = self.lr_schedule is not None or self.likelihood_schedule is not None
+        plan = [[p.path, p.describe_prior(), p.inclusion_prior, p.geometry.nodes] for p in model._posteriors()]
+        same |= {
+            "likelihood": repr(self.likelihood),
+            "batch_size": source.batch_size,
+            "epochs": self.epochs if scheduled else None,
+            "data": digest.hexdigest(),
+            "plan": plan,
+        }
+        return dict(json.loads(json.dumps(same)))
+
+
+def _validation(model: Bayesian, pair: Any, likelihood: Likelihood) -> tuple[tuple[Tensor, ...], Tensor] | None:
+    if pair is None:
+        return None
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"validation must be a pair (X, y), got {type(pair).__name__}.")
+    inputs, y = inputs_for(model, pair[0], "X of validation"), as_targets(pair[1], "y of validation")
+    same_rows(inputs[0], y, ("X of validation", "y"))
+    return inputs, likelihood.targets(y, try_forward(model, inputs, "X of validation"))
+
+
+class _Run:
+    """One fit on its way: what a checkpoint holds is exactly this object's state."""
+
+    def __init__(
+        self,
+        model: Bayesian,
+        source: _Arrays | _Loader,
+        options: _Options,
+        validation: tuple[tuple[Tensor, ...], Tensor] | None,
+    ) -> None:
+        self.model, self.source, self.options, self.validation = model, source, options, validation
+        self.likelihood = options.likelihood
+        self.device = next(model.posteriors.parameters()).device
+        if source.rows is not None and source.rows != model.n:
+            warnings.warn(
+                f"The data have {source.rows} rows, but the model was built for n={model.n}: the KL is weighed by "
+                f"1/{model.n} for each row. Build it with ns.bayesian(..., n={source.rows}) if these are all the data.",
+                stacklevel=3,
+            )
+        inputs, y = source.first()
+        outputs = try_forward(model, inputs)
+        if isinstance(source, _Arrays):
+            source.y = self.likelihood.targets(source.y, outputs)
+            self._check_targets(source.y)
+        else:
+            self.likelihood.targets(y, outputs)
+        self._set_likelihood(outputs)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        make = options.optimizer
+        self.optimizer = torch.optim.Adam(parameters, lr=options.lr, fused=True) if make is None else make(parameters)
+        self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self.probe = Probe(model, inputs)
+        self.history = History()
+        self.epoch, self.step = 0, 0
+        self.sums = [0.0, 0.0, 0.0]  # nll, rows x kl, rows: of the epoch under way
+        self.epoch_seconds = 0.0
+        self.finished = False
+        self.epoch_start = torch.empty(0)  # the generator's state when the epoch under way began
+        self.setting = {} if options.checkpoint is None else options.setting(source, model)
+
+    def _check_targets(self, y: Tensor) -> None:
+        if isinstance(self.likelihood, Categorical) and bool((y == y.reshape(-1)[0]).all()):
+            raise ValueError(
+                f"y holds one class only ({int(y.reshape(-1)[0])} in every row); a classifier needs at least two."
+            )
+        if isinstance(self.likelihood, Gaussian):
+            flat = y.reshape(len(y), -1)
+            constant = (flat == flat[:1]).all(0)
+            if bool(constant.any()):
+                column = int(torch.nonzero(constant)[0])
+                raise ValueError(
+                    f"y is constant{f' in column {column}' if flat.shape[1] > 1 else ''} ({float(flat[0, column]):g} "
+                    "in every row): there is nothing to learn. Check the target column."
+                )
+
+    def _set_likelihood(self, outputs: Tensor) -> None:
+        model, likelihood = self.model, self.likelihood
+        if likelihood.learns:
+            if model.noise is None or not (model.likelihood is not None and model.likelihood.learns):
+                if isinstance(self.source, _Arrays):
+                    start = self.source.y.double().std(0).clamp_min(1e-6).to(outputs.dtype)
+                else:
+                    start = torch.ones(outputs.shape[1:], dtype=outputs.dtype)
+                model.noise = Noise(start.to(self.device))
+        else:
+            model.noise = None
+        model.likelihood = likelihood
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        options = self.options
+        bar = tqdm(
+            total=options.epochs,
+            initial=self.epoch,
+            unit="epoch",
+            disable=None if options.progress is None else not options.progress,
+            leave=False,
+            file=sys.stderr,
+        )
+        saved = time.monotonic()
+        with bar, _Signals(options.checkpoint is not None) as signals:
+            while self.epoch < options.epochs and not self.finished:
+                self._train_epoch(signals)
+                record = self._record()
+                self.history.records.append(record)
+                bar.set_postfix_str(
+                    f"elbo {record.elbo:.5g}, open {sum(record.open.values())}, FLOPs {record.flops_ratio:.3f}"
+                )
+                bar.update()
+                self.epoch, self.step, self.sums, self.epoch_seconds = self.epoch + 1, 0, [0.0, 0.0, 0.0], 0.0
+                if options.callback is not None and options.callback(self.model, record) is True:
+                    self.history.stopped, self.finished = "callback", True
+                elif self._converged():
+                    self.history.stopped, self.finished = "converged", True
+                last = self.finished or self.epoch == options.epochs
+                if signals.received is not None and not last:
+                    self._leave(signals.received)
+                due = last or time.monotonic() - saved >= options.checkpoint_seconds
+                if options.checkpoint is not None and due:
+                    self.save()
+                    saved = time.monotonic()
+
+    def _train_epoch(self, signals: _Signals) -> None:
+        options = self.options
+        self.model.train()
+        share = self.epoch / options.epochs
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base if options.lr_schedule is None else base * options.lr_schedule(share)
+        weight = 1.0 if options.likelihood_schedule is None else options.likelihood_schedule(share)
+        begun = time.perf_counter() - self.epoch_seconds
+        for inputs, y in self._batches():
+            self._step(tuple(x.to(self.device) for x in inputs), y.to(self.device), weight)
+            self.step += 1
+            self.epoch_seconds = time.perf_counter() - begun
+            if signals.received is not None:
+                self._leave(signals.received)
+        if self.step == 0:
+            raise ValueError("The DataLoader gave no batch in this epoch; it must be possible to go through it again.")
+        if self.step % options.accumulate:
+            self._update()
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches of this epoch that are still to be done. A broken-off epoch is dealt out again from the
+        generator's state at its start, and goes on with the state in which it stopped."""
+        if self.step == 0:
+            self.epoch_start = torch.get_rng_state()
+            return iter(self.source.epoch())
+        now = torch.get_rng_state()
+        torch.set_rng_state(self.epoch_start)
+        batches = iter(self.source.epoch())
+        for _ in range(self.step):
+            next(batches, None)
+        torch.set_rng_state(now)
+        return batches
+
+    def _step(self, inputs: tuple[Tensor, ...], y: Tensor, weight: float) -> None:
+        """Add the gradient of one batch; update the parameters once enough batches are in."""
+        model, options, rows = self.model, self.options, len(y)
+        scale = 1.0 / (self.source.batch_size * options.samples * options.accumulate)
+        for _ in range(options.samples):
+            with model.drawn() as net:
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=options.amp):
+                    outputs = net(*inputs)
+                if isinstance(self.source, _Loader):
+                    y = self.likelihood.targets(y, outputs)
+                nll = self.likelihood.nll(outputs.float() if options.amp else outputs, y, model.noise)
+                divergence = model.kl()
+                loss = nll * (weight * scale) + divergence * (rows / model.n * scale)
+                values = torch.stack([nll.detach(), divergence.detach()]).tolist()
+                if not all(map(math.isfinite, values)):
+                    self._stop_at_nan(inputs, values)
+                loss.backward()  # type: ignore[no-untyped-call]
+            self.sums[0] += values[0] / options.samples
+            self.sums[1] += values[1] * rows / options.samples
+        self.sums[2] += rows
+        if (self.step + 1) % options.accumulate == 0:
+            self._update()
+
+    def _update(self) -> None:
+        if self.options.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _record(self) -> Record:
+        nll_sum, kl_sum, rows = self.sums
+        nll, divergence = nll_sum / rows, kl_sum / rows
+        masks = masks_of(self.model)
+        now = self.probe(masks, edges_of(self.model))
+        validation: dict[str, float] = {}
+        if self.validation is not None:
+            inputs, y = self.validation
+            prediction = predict(self.model, inputs, draws=self.options.validation_draws, seed=0)
+            validation = self.likelihood.metrics(prediction, y)
+        return Record(
+            epoch=self.epoch + 1,
+            elbo=-(self.model.n * nll + divergence),
+            nll=nll,
+            kl=divergence,
+            open={path: int(mask.sum()) for path, mask in masks.items()},
+            flops=now.flops,
+            flops_ratio=now.flops_ratio,
+            seconds=self.epoch_seconds,
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+            validation=validation,
+        )
+
+    def _converged(self) -> bool:
+        """Algorithm 1's stop: the change of the ELBO, averaged over two windows of epochs, is below epsilon."""
+        epsilon, window = self.options.epsilon, self.options.window
+        if epsilon is None or len(self.history) < 2 * window:
+            return False
+        elbo = [r.elbo for r in self.history.records[-2 * window :]]
+        return abs(sum(elbo[window:]) - sum(elbo[:window])) / window < epsilon
+
+    # ---- when something is wrong ---------------------------------------------------------------------------
+
+    def _stop_at_nan(self, inputs: tuple[Tensor, ...], values: list[float]) -> None:
+        what = next(n for n, v in zip(("likelihood", "KL"), values, strict=True) if not math.isfinite(v))
+        raise FloatingPointError(
+            f"Training stopped at epoch {self.epoch + 1}, step {self.step + 1}: the {what} is not finite. "
+            f"{self._first_not_finite(inputs)} Try a smaller lr (now {self.optimizer.param_groups[0]['lr']:g}), "
+            "clip=1.0, or standardised inputs and targets."
+        )
+
+    def _first_not_finite(self, inputs: tuple[Tensor, ...]) -> str:
+        """The layer in which NaN or inf first shows: among the parameters, else in the forward pass."""
+        for path, layer, posterior, means in zip(
+            (p.path for p in self.model._posteriors()),
+            self.model._layers,
+            self.model._posteriors(),
+            self.model._means(),
+            strict=True,
+        ):
+            for name, tensor in [*means.items(), *posterior.named_parameters()]:
+                if not bool(torch.isfinite(tensor).all()):
+                    kind = type(layer).__name__
+                    return f"The first layer with values that are not finite is '{path}' ({kind}), in its {name}."
+        found: list[str] = []
+
+        def look(path: str, module: nn.Module, args: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and not found and not bool(torch.isfinite(out).all()):
+                found.append(f"The first layer whose output is not finite is '{path}' ({type(module).__name__}).")
+
+        handles = [
+            m.register_forward_hook(lambda m, a, o, path=path: look(path, m, a, o))
+            for path, m in self.model.net.named_modules()
+            if not list(m.children())
+        ]
+        try:
+            with torch.no_grad():
+                self.model(*inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found[0] if found else "Every layer's output is finite, so the likelihood itself overflows."
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+
+    def _leave(self, number: int) -> None:
+        """Save, say so in one line, and end as the signal asks."""
+        self.save()
+        name = signal.Signals(number).name
+        print(
+            f"nodeslab: stopped by {name} in epoch {self.epoch + 1} of {self.options.epochs}; "
+            f"saved {self.options.checkpoint}. The same call goes on from there.",
+            file=sys.stderr,
+        )
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    def save(self) -> None:
+        """Write everything that the rest of the fit depends on."""
+        assert self.options.checkpoint is not None
+        tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
+        optimizer = self.optimizer.state_dict()
+        numbers: dict[str, Any] = {}
+        for index, state in optimizer["state"].items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{index}/{key}"] = value
+                else:
+                    numbers[f"{index}/{key}"] = value
+        for i, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"]):
+            if p.grad is not None:  # a half-accumulated step
+                tensors[f"gradient/{i}"] = p.grad
+        tensors["random/epoch"], tensors["random/now"] = self.epoch_start, torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        meta = {
+            "setting": self.setting,
+            "epoch": self.epoch,
+            "step": self.step,
+            "sums": self.sums,
+            "epoch_seconds": self.epoch_seconds,
+            "finished": self.finished,
+            "stopped": self.history.stopped,
+            "seed": self.history.seed,
+            "records": [asdict(r) for r in self.history.records],
+            "optimizer": {"numbers": numbers, "groups": _groups(optimizer["param_groups"])},
+        }
+        names = {name: t.clone() for name, t in tensors.items()}  # shared tensors are written twice: no aliases
+        sealed.write(self.options.checkpoint, "checkpoint", meta, names, keep_previous=True)
+
+    def resume(self) -> None:
+        """Take up the newest whole checkpoint, if there is one."""
+        file = self.options.checkpoint
+        if file is None:
+            return
+        if not file.parent.is_dir():
+            raise ValueError(f"Cannot write {file}: the folder {file.parent} does not exist; make it first.")
+        found = _newest(file)
+        if found is None:
+            return
+        meta, tensors = found
+        changed = [k for k in self.setting if meta["setting"].get(k) != self.setting[k]]
+        if changed:
+            raise ValueError(
+                f"{file} belongs to another fit: {', '.join(changed)} differ. Give the same arguments, or another file."
+            )
+        self._restore(meta, tensors)
+
+    def _restore(self, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.model.load_state_dict({k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")})
+        state: dict[int, dict[str, Any]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, index, key = name.split("/")
+                state.setdefault(int(index), {})[key] = tensor
+        for name, value in meta["optimizer"]["numbers"].items():
+            index, key = name.split("/")
+            state.setdefault(int(index), {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, saved in zip(groups, meta["optimizer"]["groups"], strict=True):
+            group.update({k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in saved.items()})
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for i, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"]):
+            if f"gradient/{i}" in tensors:
+                p.grad = tensors[f"gradient/{i}"].to(p.device)
+        self.epoch, self.step, self.sums = meta["epoch"], meta["step"], list(meta["sums"])
+        self.epoch_seconds, self.finished = meta["epoch_seconds"], meta["finished"]
+        self.history.stopped, self.history.seed = meta["stopped"], meta["seed"]
+        self.history.records = [Record(**r) for r in meta["records"]]
+        self.epoch_start = tensors["random/epoch"]
+        torch.set_rng_state(tensors["random/now"])
+        if "random/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random/cuda"], self.device)
+
+
+def _newest(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The newest whole generation of a checkpoint; None when there is none yet."""
+    generations = [path for path in (file, sealed.previous_of(file)) if path.exists()]
+    for i, path in enumerate(generations):
+        try:
+            return sealed.read(path, "checkpoint")
+        except ValueError as e:
+            if i + 1 == len(generations):
+                raise
+            warnings.warn(f"{e} Going on from the generation before it.", stacklevel=5)
+    return None
+
+
+def _groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What JSON can hold of an optimizer's groups (all of it, for torch's own optimizers)."""
+    return [
+        {
+            k: v
+            for k, v in g.items()
+            if k == "params" or v is None or isinstance(v, (bool, int, float, str, tuple, list))
+        }
+        for g in groups
+    ]
+
+
+def single_steps(model: Bayesian, batch: tuple[Tensor, Tensor], likelihood: Likelihood) -> Callable[[], object]:
+    """The step that `fit` takes, on the same batch at each call: for measuring it."""
+    X, y = batch
+    options = _Options(
+        likelihood=likelihood,
+        epochs=1,
+        batch_size=len(y),
+        lr=1e-3,
+        seed=None,
+        samples=1,
+        epsilon=None,
+        window=10,
+        lr_schedule=None,
+        likelihood_schedule=None,
+        validation_draws=1,
+        checkpoint=None,
+        checkpoint_seconds=0.0,
+        callback=None,
+        optimizer=None,
+        accumulate=1,
+        clip=None,
+        amp=False,
+        progress=False,
+    )
+    source = _Arrays((X,), y, len(y))
+    source.rows = model.n
+    run = _Run(model, source, options, None)
+    return lambda: run._step((X,), source.y, 1.0)
