@@ -232,7 +232,7 @@ def test_drawn_kl_equals_closed_form(kind: str) -> None:
 # ---- gradients -----------------------------------------------------------------------------------------------------
 
 
-def _reference(mean: Tensor, rho: Tensor, noise: Tensor, f: Tensor, g: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+def _reference(mean: Tensor, rho: Tensor, noise: Tensor, f: Tensor, g: Tensor, sigma: float, room: None) -> tuple[Tensor, Tensor]:
     spread = torch.log1p(torch.exp(rho))
     divergence = kl_divergence(Normal(mean, spread), Normal(torch.zeros_like(mean), sigma))
     return f * (mean + spread * noise), (g * divergence).sum()
@@ -246,7 +246,7 @@ def test_hand_written_gradients_equal_autograd(shape: tuple[int, int]) -> None:
     noise, pull = torch.randn(5, 4, dtype=D), torch.randn(5, 4, dtype=D)
     results = []
     for function in (lambda *a: SlabDraw.apply(*a)[:2], _reference):
-        weight, divergence = function(inputs[0], inputs[1], noise, f, g, 0.7)
+        weight, divergence = function(inputs[0], inputs[1], noise, f, g, 0.7, None)
         loss = (weight * pull).sum() + (weight**2).sum() + 3 * divergence
         results.append([loss, *torch.autograd.grad(loss, [*inputs, f, g])])
     for ours, theirs in zip(*results, strict=True):
@@ -259,7 +259,7 @@ def test_gradcheck_of_the_soft_path() -> None:
 
     def soft(mean: Tensor, rho: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
         z = relaxed_bernoulli(logit, u, 0.5)[:, None]
-        weight, divergence, *_ = SlabDraw.apply(mean, rho, noise, z, torch.sigmoid(logit)[:, None], 0.7)
+        weight, divergence, *_ = SlabDraw.apply(mean, rho, noise, z, torch.sigmoid(logit)[:, None], 0.7, None)
         return weight, divergence + kl.bernoulli(logit, -3.0).sum()
 
     inputs = (torch.randn(5, 4, dtype=D), torch.randn(5, 4, dtype=D), torch.randn(5, dtype=D))

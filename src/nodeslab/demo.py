@@ -50,8 +50,7 @@ def run(out: Path, hidden: int = 50, epochs: int = EPOCHS) -> dict[str, float]:
     rmse = ns.metrics.rmse(mean, truth)
     low, high = p.interval(0.9)
     covered = ns.metrics.coverage(low, high, data.y_test[:, None])
-    with torch.no_grad():
-        dense = data.original(_dense(data, hidden)(torch.tensor(data.X_test, dtype=torch.float32)))
+    dense = data.original(_dense(data, hidden)(torch.tensor(data.X_test, dtype=torch.float32)).detach())
     dense_rmse = ns.metrics.rmse(dense, truth)
 
     record = model.nodes()[0]

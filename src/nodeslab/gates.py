@@ -14,7 +14,7 @@ FIXED = 1000.0  # a logit at which gamma is exactly 0 or 1, and every gradient e
 
 def relaxed_bernoulli(logit: Tensor, u: Tensor, temperature: float) -> Tensor:
     """z~ = 1 / (1 + exp(-eta / tau)), eta = log(gamma / (1 - gamma)) + log(u / (1 - u)), u ~ U(0, 1)."""
-    return torch.sigmoid((logit + torch.logit(u)) / temperature)
+    return torch.sigmoid((logit + torch.log(u) - torch.log1p(-u)) / temperature)
 
 
 class Gate(nn.Module):

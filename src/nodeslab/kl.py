@@ -6,9 +6,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus
 
-__all__ = ["bernoulli", "gaussian", "half_cauchy", "inverse_gamma", "log_prior_odds"]
+__all__ = ["bernoulli", "gaussian", "gaussian_sum", "half_cauchy", "inverse_gamma", "log_prior_odds"]
 
 
 def gaussian(mean: Tensor, spread: Tensor, sigma: float) -> Tensor:
@@ -17,15 +17,32 @@ def gaussian(mean: Tensor, spread: Tensor, sigma: float) -> Tensor:
     return scaled.sub_(torch.log(spread)).add_(math.log(sigma) - 0.5)
 
 
+def gaussian_sum(mean: Tensor, spread: Tensor, sigma: float, shape: torch.Size | None = None) -> Tensor:
+    """`gaussian`, summed to `shape` as broadcasting would expand it, or to a scalar.
+
+    Sums over all but the first axis need no elementwise result: (|s|^2 + |mu|^2) / (2 sigma^2) - sum log(s / sigma) - m/2.
+    """
+    axes = tuple(range(mean.dim())) if shape is None else tuple(i for i, k in enumerate(shape) if k != mean.shape[i])
+    if not axes:
+        return gaussian(mean, spread, sigma)
+    count = math.prod(mean.shape[i] for i in axes)
+    squares = torch.linalg.vector_norm(spread, dim=axes, keepdim=shape is not None).square()
+    squares = squares + torch.linalg.vector_norm(mean, dim=axes, keepdim=shape is not None).square()
+    logs = torch.log(spread).sum(axes, keepdim=shape is not None)
+    return squares * (0.5 / sigma**2) - logs + count * (math.log(sigma) - 0.5)
+
+
 def bernoulli(logit: Tensor, log_odds: Tensor | float) -> Tensor:
     """KL(Ber(g) || Ber(l)) = g log(g/l) + (1-g) log((1-g)/(1-l)), from the logits of g and l.
 
-    In logits a and b it is g (a - b) + log(1 - g) - log(1 - l), which is written here so that neither tail
-    cancels: finite, with finite gradients, for any float32 logits, as is l = 1e-50 (b = -115).
+    In logits a and b it is g (a - b) - softplus(a) + softplus(b): finite, with finite gradients, for any logits in
+    float32, and for l = 1e-50 (b = -115). Where a > 0 the two large terms are taken together, so that they do not
+    cancel: g (a - b) - softplus(a) = -h a - g b - softplus(-a), with h = 1 - g.
     """
     b = torch.as_tensor(log_odds, dtype=logit.dtype, device=logit.device)
-    g, h = torch.sigmoid(logit), torch.sigmoid(-logit)
-    return g * (logsigmoid(logit) - logsigmoid(b)) + h * (logsigmoid(-logit) - logsigmoid(-b))
+    g = torch.sigmoid(logit)
+    h = torch.sigmoid(-logit)
+    return g * (logit.clamp_max(0) - b) - h * logit.clamp_min(0) - softplus(-logit.abs()) + softplus(b)
 
 
 def log_prior_odds(probability: float) -> float:

@@ -22,6 +22,7 @@ from nodeslab.likelihoods import Likelihood, Noise
 from nodeslab.outputs import output_layers
 from nodeslab.posterior import Posterior, Tensors
 from nodeslab.spec import Edge, Factor, Node, Prior, as_prior
+from nodeslab.workspace import Workspace
 
 __all__ = ["Bayesian", "NodeRecord", "bayesian"]
 
@@ -90,17 +91,20 @@ class Bayesian(nn.Module):
             return net(*inputs, **options)
 
     @contextmanager
-    def drawn(self) -> Iterator[nn.Module]:
+    def drawn(self, workspace: Workspace | None = None) -> Iterator[nn.Module]:
         """One draw of all weights, held for the length of the block; yields the network that carries it.
 
-        Within the block `model(x)` and `model.kl()` belong to the same draw.
+        Within the block `model(x)` and `model.kl()` belong to the same draw. workspace: memory to draw into, for a
+        loop that is done with each draw before the next (see `nodeslab.workspace`).
         """
         if self._held is not None:
             raise RuntimeError("A draw is already held: drawn() does not nest. Leave the first block before the next.")
         means = self._means()
         weights, total = [], self._zero()
-        for posterior, mean in zip(self._posteriors(), means, strict=True):
-            sampled, divergence = posterior.draw(mean)
+        if workspace is not None:
+            workspace.fill()
+        for i, (posterior, mean) in enumerate(zip(self._posteriors(), means, strict=True)):
+            sampled, divergence = posterior.draw(mean, None if workspace is None else workspace.layers[i])
             weights.append(sampled)
             total = total + divergence
         self._held = _Draw(means, total)
@@ -110,6 +114,14 @@ class Bayesian(nn.Module):
         finally:
             self._put(means)
             self._held = None
+
+    def workspace(self, keep_gradients: bool = False) -> Workspace:
+        """Memory for one draw at a time, to be handed to `drawn`.
+
+        keep_gradients: room for the gradients too; then each backward must be followed by an optimizer step and
+        `zero_grad(set_to_none=True)` before the next.
+        """
+        return Workspace(list(self._means()), [p.geometry.nodes for p in self._posteriors()], keep_gradients)
 
     def _posteriors(self) -> Iterator[Posterior]:
         for posterior in self.posteriors:

@@ -18,6 +18,7 @@ from nodeslab.gates import Gate
 from nodeslab.layers import Geometry, geometry
 from nodeslab.scales import HorseshoeScale
 from nodeslab.spec import Edge, Node, Prior
+from nodeslab.workspace import Buffers
 
 __all__ = ["Posterior", "SlabDraw"]
 
@@ -30,7 +31,7 @@ class SlabDraw(torch.autograd.Function):
     f multiplies the slab (gate x scale), g weighs its KL (the probability that it is open); both broadcast
     against mu, and None stands for 1. The gradients are written out, so that one pass serves both results:
         dmu    = dw f + dK g mu / s^2
-        drho   = (dw f eps + dK g (sigma / s^2 - 1 / sigma)) (1 - exp(-sigma)),   since dsigma/drho = 1 - exp(-sigma)
+        drho   = (dw f eps + dK g (sigma / s^2 - 1 / sigma)) sigmoid(rho),   since dsigma/drho = sigmoid(rho)
         df     = sum dw (mu + sigma eps)
         dg     = dK sum KL
     """
@@ -39,51 +40,82 @@ class SlabDraw(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        mean: Tensor, rho: Tensor, noise: Tensor, f: Tensor | None, g: Tensor | None, sigma: float
+        mean: Tensor,
+        rho: Tensor,
+        noise: Tensor,
+        f: Tensor | None,
+        g: Tensor | None,
+        sigma: float,
+        room: Buffers | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         spread = softplus(rho)
-        slab = torch.addcmul(mean, spread, noise)
-        weight = slab if f is None else slab * f
-        divergence = kl.gaussian(mean, spread, sigma)
-        if g is None:
-            by_gate = divergence.sum()
-            total = by_gate
-        else:
-            by_gate = divergence.sum_to_size(g.shape)
-            total = (by_gate * g).sum()
-        return weight, total, spread, slab if f is not None else slab.new_empty(0), by_gate
+        slab = torch.addcmul(mean, spread, noise, out=None if room is None else room.slab.detach())
+        by_gate = kl.gaussian_sum(mean, spread, sigma, None if g is None else g.shape)
+        total = by_gate if g is None else torch.dot(by_gate.reshape(-1), g.reshape(-1))
+        if f is None:
+            return slab, total, spread, slab.new_empty(0), by_gate
+        weight = torch.mul(slab, f, out=None if room is None else room.weight.detach())
+        return weight, total, spread, slab, by_gate
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        mean, _, noise, f, g, ctx.sigma = inputs
+        mean, rho, noise, f, g, ctx.sigma, _ = inputs
         _, _, spread, slab, by_gate = output
         ctx.mark_non_differentiable(spread, slab, by_gate)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(mean, noise, f, g, spread, slab, by_gate)
+        ctx.save_for_backward(mean, rho, noise, f, g, spread, slab, by_gate)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         d_weight, d_kl = grads[:2]
-        mean, noise, f, g, spread, slab, by_gate = ctx.saved_tensors
-        d_mean = d_spread = d_f = d_g = None
-        if d_weight is not None:
-            d_mean = d_weight if f is None else d_weight * f
+        mean, rho, noise, f, g, spread, slab, by_gate = ctx.saved_tensors
+        d_f = d_g = None
+        if d_weight is None:
+            d_mean, d_spread = torch.zeros_like(mean), torch.zeros_like(mean)
+        else:
+            d_mean = d_weight.clone() if f is None else d_weight * f
             d_spread = d_mean * noise
             if f is not None and ctx.needs_input_grad[3]:
                 d_f = (d_weight * slab).sum_to_size(f.shape)
         if d_kl is not None:
-            pull = d_kl if g is None else d_kl * g
-            inverse = 1.0 / ctx.sigma**2
-            toward = mean * (pull * inverse)
-            outward = (spread * inverse).sub_(spread.reciprocal()).mul_(pull)
-            d_mean = toward if d_mean is None else toward.add_(d_mean)
-            d_spread = outward if d_spread is None else outward.add_(d_spread)
+            pull = d_kl.reshape((1,) * mean.dim()) if g is None else d_kl * g
+            d_mean.addcmul_(mean, pull, value=ctx.sigma**-2)
+            d_spread.addcmul_(spread, pull, value=ctx.sigma**-2).addcdiv_(pull, spread, value=-1.0)
             if g is not None and ctx.needs_input_grad[4]:
                 d_g = d_kl * by_gate
-        if d_spread is not None:
-            d_spread = d_spread.mul_(-torch.expm1(-spread))
-        return d_mean, d_spread, None, d_f, d_g, None
+        return d_mean, d_spread.mul_(torch.sigmoid(rho)), None, d_f, d_g, None, None
+
+
+class FusedDraw(torch.autograd.Function):
+    """`SlabDraw` by the compiled kernel, with the noise in `room`; f and g hold one number for each node, or None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, rho: Tensor, f: Tensor | None, g: Tensor | None, sigma: float, room: Buffers
+    ) -> tuple[Tensor, Tensor]:
+        assert room.kernel is not None
+        ctx.save_for_backward(mean, rho, f, g)
+        ctx.sigma, ctx.room = sigma, room
+        room.kernel.draw(mean, rho, room.noise, f, sigma, room.slab, room.weight, room.rows)
+        total = room.rows.sum() if g is None else torch.dot(room.rows, g)
+        return room.weight.detach(), total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_weight, d_kl = grads
+        mean, rho, f, g = ctx.saved_tensors
+        room: Buffers = ctx.room
+        assert room.kernel is not None
+        pull = d_kl.reshape(1) if g is None else d_kl * g
+        d_mean = torch.empty_like(mean) if room.d_mean is None else room.d_mean.detach()
+        d_rho = torch.empty_like(rho) if room.d_rho is None else room.d_rho.detach()
+        d_f = torch.empty_like(room.rows)
+        room.kernel.back(
+            d_weight.contiguous(), mean, rho, room.noise, room.slab, f, pull, ctx.sigma, d_mean, d_rho, d_f
+        )
+        return d_mean, d_rho, None if f is None else d_f, None if g is None else d_kl * room.rows, None, None
 
 
 class Posterior(nn.Module):
@@ -141,8 +173,11 @@ class Posterior(nn.Module):
             return self.geometry.along(per_gate["node"], like)
         return per_gate.get(name)
 
-    def draw(self, means: Tensors) -> tuple[Tensors, Tensor]:
-        """One draw of the layer's weights, and the layer's KL; both carry gradients."""
+    def draw(self, means: Tensors, room: dict[str, Buffers] | None = None) -> tuple[Tensors, Tensor]:
+        """One draw of the layer's weights, and the layer's KL; both carry gradients.
+
+        room: buffers with the noise in them, which the draw is written into; fresh ones by default.
+        """
         z = {name: gate.draw() for name, gate in self.switches().items()}
         gamma = self.gamma()
         scale = None if self.scale is None else self.scale.draw()
@@ -154,12 +189,26 @@ class Posterior(nn.Module):
                 s = self.geometry.along(scale, mean)
                 f = s if f is None else f * s
             g = self._per_weight(gamma, name, mean)
-            noise = torch.randn_like(mean)
+            here = None if room is None else room[name]
+            if self._fuses(here, f, g):
+                rows = [None if v is None else v.reshape(-1) for v in (f, g)]
+                weights[name], slab_kl = FusedDraw.apply(  # type: ignore[no-untyped-call]
+                    mean, self.rho(name), *rows, self.prior.slab.sigma, here
+                )
+                total = total + slab_kl
+                continue
+            noise = torch.randn_like(mean) if here is None else here.noise
             weights[name], slab_kl, *_ = SlabDraw.apply(  # type: ignore[no-untyped-call]
-                mean, self.rho(name), noise, f, g, self.prior.slab.sigma
+                mean, self.rho(name), noise, f, g, self.prior.slab.sigma, here
             )
             total = total + slab_kl
         return weights, total
+
+    def _fuses(self, room: Buffers | None, f: Tensor | None, g: Tensor | None) -> bool:
+        """True where the compiled kernel serves: gates and scales by node, weights that lie row by row."""
+        if room is None or room.kernel is None or self.geometry.transposed:
+            return False
+        return all(v is None or v.numel() == room.rows.numel() for v in (f, g))
 
     def kl(self, means: Tensors) -> Tensor:
         """KL(q || p) = KL(gates) + P(open) KL(slab) + KL(scales), a scalar with gradients."""

@@ -424,6 +424,7 @@ class _Run:
         make = options.optimizer
         self.optimizer = torch.optim.Adam(parameters, lr=options.lr, fused=True) if make is None else make(parameters)
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self.workspace = model.workspace(keep_gradients=options.samples == options.accumulate == 1)
         self.probe = Probe(model, inputs)
         self.history = History()
         self.epoch, self.step = 0, 0
@@ -534,7 +535,7 @@ class _Run:
         model, options, rows = self.model, self.options, len(y)
         scale = 1.0 / (self.source.batch_size * options.samples * options.accumulate)
         for _ in range(options.samples):
-            with model.drawn() as net:
+            with model.drawn(self.workspace) as net:
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=options.amp):
                     outputs = net(*inputs)
                 if isinstance(self.source, _Loader):
