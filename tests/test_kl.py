@@ -224,31 +224,43 @@ def test_layer_kl_equals_monte_carlo(layer: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PRIORS)
 def test_drawn_kl_equals_closed_form(kind: str) -> None:
+    """Value and gradients of the KL that a draw brings along, against the closed form under autograd."""
     posterior, means = _posterior(nn.Conv2d(3, 5, 2), PRIORS[kind])
+    means = {name: mean.requires_grad_() for name, mean in means.items()}
     _, with_draw = posterior.draw(means)
-    assert with_draw.item() == pytest.approx(posterior.kl(means).item(), rel=1e-12)
+    closed = posterior.kl(means)
+    assert with_draw.item() == pytest.approx(closed.item(), rel=1e-12)
+    parameters = [*means.values(), *posterior.parameters()]
+    for a, b in zip(*(torch.autograd.grad(v, parameters) for v in (with_draw, closed)), strict=True):
+        assert (a - b).abs().max() < 1e-10 * max(1.0, b.abs().max().item())
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------
 
 
-def _reference(mean: Tensor, rho: Tensor, noise: Tensor, f: Tensor, g: Tensor, sigma: float, room: None) -> tuple[Tensor, Tensor]:
+def _reference(
+    mean: Tensor, rho: Tensor, noise: Tensor, f: Tensor | None, g: Tensor | None, sigma: float, room: None
+) -> tuple[Tensor, Tensor]:
     spread = torch.log1p(torch.exp(rho))
     divergence = kl_divergence(Normal(mean, spread), Normal(torch.zeros_like(mean), sigma))
-    return f * (mean + spread * noise), (g * divergence).sum()
+    slab = mean + spread * noise
+    return slab if f is None else f * slab, (divergence if g is None else g * divergence).sum()
 
 
+@pytest.mark.parametrize("with_g", [True, False])
+@pytest.mark.parametrize("with_f", [True, False])
 @pytest.mark.parametrize("shape", [(5, 1), (5, 4), (1, 1)])
-def test_hand_written_gradients_equal_autograd(shape: tuple[int, int]) -> None:
+def test_hand_written_gradients_equal_autograd(shape: tuple[int, int], with_f: bool, with_g: bool) -> None:
     inputs = [torch.randn(5, 4, dtype=D, requires_grad=True) for _ in range(2)]
-    f = torch.rand(shape, dtype=D, requires_grad=True)
-    g = torch.rand(shape, dtype=D, requires_grad=True)
+    f = torch.rand(shape, dtype=D, requires_grad=True) if with_f else None
+    g = torch.rand(shape, dtype=D, requires_grad=True) if with_g else None
+    wanted = [*inputs, *(v for v in (f, g) if v is not None)]
     noise, pull = torch.randn(5, 4, dtype=D), torch.randn(5, 4, dtype=D)
     results = []
     for function in (lambda *a: SlabDraw.apply(*a)[:2], _reference):
         weight, divergence = function(inputs[0], inputs[1], noise, f, g, 0.7, None)
         loss = (weight * pull).sum() + (weight**2).sum() + 3 * divergence
-        results.append([loss, *torch.autograd.grad(loss, [*inputs, f, g])])
+        results.append([loss, *torch.autograd.grad(loss, wanted)])
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).abs().max() < 1e-10 * max(1.0, theirs.abs().max().item())
 

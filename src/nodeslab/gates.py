@@ -45,7 +45,7 @@ class Gate(nn.Module):
     def draw(self) -> Tensor:
         """z in {0, 1} with P(z = 1) = gamma exactly, with a gradient for the logit."""
         tiny = torch.finfo(self.logit.dtype).tiny
-        u = torch.rand_like(self.logit).clamp_(min=tiny)
+        u = torch.rand_like(self.logit).clamp(min=tiny)
         soft = relaxed_bernoulli(self.logit, u, self.temperature)
         hard = (soft.detach() > 0.5).to(soft.dtype)
         if not soft.requires_grad:

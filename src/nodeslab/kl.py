@@ -22,10 +22,10 @@ def gaussian_sum(mean: Tensor, spread: Tensor, sigma: float, shape: torch.Size |
 
     Sums over all but the first axis need no elementwise result: (|s|^2 + |mu|^2) / (2 sigma^2) - sum log(s / sigma) - m/2.
     """
-    axes = tuple(range(mean.dim())) if shape is None else tuple(i for i, k in enumerate(shape) if k != mean.shape[i])
+    axes = tuple(range(mean.dim())) if shape is None else tuple([i for i, k in enumerate(shape) if k != mean.shape[i]])
     if not axes:
         return gaussian(mean, spread, sigma)
-    count = math.prod(mean.shape[i] for i in axes)
+    count = math.prod([mean.shape[i] for i in axes])
     squares = torch.linalg.vector_norm(spread, dim=axes, keepdim=shape is not None).square()
     squares = squares + torch.linalg.vector_norm(mean, dim=axes, keepdim=shape is not None).square()
     logs = torch.log(spread).sum(axes, keepdim=shape is not None)

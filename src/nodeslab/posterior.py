@@ -50,8 +50,12 @@ class SlabDraw(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         spread = softplus(rho)
         slab = torch.addcmul(mean, spread, noise, out=None if room is None else room.slab.detach())
-        by_gate = kl.gaussian_sum(mean, spread, sigma, None if g is None else g.shape)
-        total = by_gate if g is None else torch.dot(by_gate.reshape(-1), g.reshape(-1))
+        # no tensor goes out twice: what is marked as not differentiable would take its twin along
+        if g is None:
+            by_gate, total = slab.new_empty(0), kl.gaussian_sum(mean, spread, sigma)
+        else:
+            by_gate = kl.gaussian_sum(mean, spread, sigma, g.shape)
+            total = torch.dot(by_gate.reshape(-1), g.reshape(-1))
         if f is None:
             return slab, total, spread, slab.new_empty(0), by_gate
         weight = torch.mul(slab, f, out=None if room is None else room.weight.detach())
