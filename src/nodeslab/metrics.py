@@ -14,11 +14,10 @@ __all__ = ["accuracy", "brier", "categorical_nll", "coverage", "ece", "gaussian_
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Both as float64 of one shape; (n,) and (n, 1) are the same thing, (n,) and (n, k) are a mistake."""
     x, y = torch.as_tensor(a).double(), torch.as_tensor(b).double()
-    if x.shape != y.shape:
-        if x.numel() != y.numel() or x.reshape(-1).shape != y.reshape(-1).shape or min(x.dim(), y.dim()) > 1:
-            raise ValueError(f"The two arguments must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
-        x, y = x.reshape(-1), y.reshape(-1)
-    return x, y
+    flat = tuple(t.squeeze(1) if t.dim() == 2 and t.shape[1] == 1 else t for t in (x, y))
+    if flat[0].shape != flat[1].shape:
+        raise ValueError(f"The two arguments must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
+    return flat[0], flat[1]
 
 
 def _labelled(probabilities: Any, labels: Any) -> tuple[Tensor, Tensor]:

@@ -406,14 +406,14 @@ class _Run:
         self.model, self.source, self.options, self.validation = model, source, options, validation
         self.likelihood = options.likelihood
         self.device = next(model.posteriors.parameters()).device
+        inputs, y = source.first()
+        outputs = try_forward(model, inputs)
         if source.rows is not None and source.rows != model.n:
             warnings.warn(
                 f"The data have {source.rows} rows, but the model was built for n={model.n}: the KL is weighed by "
                 f"1/{model.n} for each row. Build it with ns.bayesian(..., n={source.rows}) if these are all the data.",
                 stacklevel=3,
             )
-        inputs, y = source.first()
-        outputs = try_forward(model, inputs)
         if isinstance(source, _Arrays):
             source.y = self.likelihood.targets(source.y, outputs)
             self._check_targets(source.y)
