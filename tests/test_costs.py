@@ -30,7 +30,9 @@ def test_the_authors_mlp() -> None:
     assert c.weights_small == 56_550
 
 
-@pytest.mark.parametrize(("kept", "flops", "ratio"), [((17, 6, 18, 16), 420_396, 0.1426), ((20, 50, 800, 500), 2_949_030, 1.0)])
+@pytest.mark.parametrize(
+    ("kept", "flops", "ratio"), [((17, 6, 18, 16), 420_396, 0.1426), ((20, 50, 800, 500), 2_949_030, 1.0)]
+)
 def test_the_authors_lenet(kept: tuple[int, ...], flops: int, ratio: float) -> None:
     """The widths behind their last epoch on MNIST (0.85, 0.12, 0.0225, 0.032 of the nodes), and the dense network."""
     model = _opened(lenet(), dict(zip(("0", "3", "7", "9"), (list(range(k)) for k in kept), strict=True)))
@@ -46,7 +48,10 @@ def test_the_authors_lenet(kept: tuple[int, ...], flops: int, ratio: float) -> N
 def test_padding_stride_and_dilation() -> None:
     """O = (I + 2 P - D (K - 1) - 1) / S + 1 in each direction, and (C_in K_w K_h + 1) O_w O_h C_out."""
     net = nn.Sequential(
-        nn.Conv2d(3, 8, (5, 3), stride=(2, 1), padding=(2, 0), dilation=(1, 2)), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(),
+        nn.Conv2d(3, 8, (5, 3), stride=(2, 1), padding=(2, 0), dilation=(1, 2)),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3),
+        nn.Flatten(),
         nn.Linear(4 * 5 * 10, 2),
     )
     model = _opened(net, {"0": [0, 3, 7], "2": [1, 2]})
@@ -67,9 +72,13 @@ def test_groups_count_their_own_inputs() -> None:
 
 
 def test_transposed_and_tokens() -> None:
-    net = nn.Sequential(nn.ConvTranspose1d(2, 3, 4, stride=2), nn.Tanh(), nn.Linear(10, 5), nn.Flatten(), nn.Linear(15, 1))
+    net = nn.Sequential(
+        nn.ConvTranspose1d(2, 3, 4, stride=2), nn.Tanh(), nn.Linear(10, 5), nn.Flatten(), nn.Linear(15, 1)
+    )
     c = ns.cost(ns.bayesian(net, ns.ssig(), n=10), torch.zeros(1, 2, 4))
-    assert c.layers[0].flops == 2 * 4 * 3 * 4 + 3 * 10  # each of 4 inputs meets 2 x 4 x 3 weights; 10 outputs have biases
+    assert (
+        c.layers[0].flops == 2 * 4 * 3 * 4 + 3 * 10
+    )  # each of 4 inputs meets 2 x 4 x 3 weights; 10 outputs have biases
     assert c.layers[1].flops == 3 * (10 + 1) * 5
 
 

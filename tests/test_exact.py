@@ -82,7 +82,12 @@ def _maximise(model: ns.Bayesian, X: Tensor, y: Tensor) -> None:
             (-_elbo(model, X, y)).backward()
             adam.step()
     optimizer = torch.optim.LBFGS(
-        parameters, max_iter=3000, history_size=50, line_search_fn="strong_wolfe", tolerance_grad=1e-10, tolerance_change=0
+        parameters,
+        max_iter=3000,
+        history_size=50,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-10,
+        tolerance_change=0,
     )
 
     def loss() -> Tensor:

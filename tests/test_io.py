@@ -28,7 +28,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
         nn.Sequential(nn.Linear(3, 4), nn.LayerNorm((4,), elementwise_affine=False)), nn.GELU("tanh"), nn.Linear(4, 1)
     ),
     "transposed": lambda: nn.Sequential(
-        nn.ConvTranspose1d(2, 4, 3, groups=2, output_padding=1, stride=2), nn.GroupNorm(2, 4), nn.Hardtanh(-2.0, 3.0),
+        nn.ConvTranspose1d(2, 4, 3, groups=2, output_padding=1, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.Hardtanh(-2.0, 3.0),
         nn.Conv1d(4, 1, 1),
     ),
     "one layer": lambda: nn.Linear(3, 2),
@@ -167,7 +169,7 @@ def test_foreign_newer_and_wrong(tmp_path: Path) -> None:
 def test_nothing_but_torchs_own_layers_is_built() -> None:
     """A file cannot name a class outside torch.nn, nor hand one an object."""
     for name in ("Module.__init__", "os.system", "Linear2", "functional", "Parameter"):
-        with pytest.raises(ValueError, match="torch.nn does not have"):
+        with pytest.raises(ValueError, match=r"torch\.nn does not have"):
             architecture.build({"type": name, "options": {}})
     with pytest.raises(ValueError, match="children"):
         architecture.build({"type": "Linear", "children": {}})

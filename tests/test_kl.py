@@ -31,7 +31,9 @@ def test_gaussian_equals_torch(sigma: float) -> None:
 @pytest.mark.parametrize("prior", [0.5, 1e-3, 0.99, 1e-12])
 def test_bernoulli_equals_torch(prior: float) -> None:
     logit = torch.linspace(-15, 15, 101, dtype=D)
-    expected = kl_divergence(Bernoulli(logits=logit), Bernoulli(logits=torch.full_like(logit, kl.log_prior_odds(prior))))
+    expected = kl_divergence(
+        Bernoulli(logits=logit), Bernoulli(logits=torch.full_like(logit, kl.log_prior_odds(prior)))
+    )
     assert (kl.bernoulli(logit, kl.log_prior_odds(prior)) - expected).abs().max() < 1e-10
 
 
@@ -58,7 +60,9 @@ def _gauss_legendre(low: float, high: float, points: int) -> tuple[Any, Any]:
     return (high - low) / 2 * x + (high + low) / 2, (high - low) / 2 * w
 
 
-@pytest.mark.parametrize(("mean", "spread", "scale"), [(0.0, 0.5, 1.0), (-3.0, 0.2, 0.7), (1.5, 1.1, 2.0), (-9.0, 0.3, 1.0)])
+@pytest.mark.parametrize(
+    ("mean", "spread", "scale"), [(0.0, 0.5, 1.0), (-3.0, 0.2, 0.7), (1.5, 1.1, 2.0), (-9.0, 0.3, 1.0)]
+)
 def test_half_cauchy_equals_quadrature(mean: float, spread: float, scale: float) -> None:
     """KL(q(t) q(a) || p(t | a) p(a)) by integrating over t = log tau^2 and log a, densities from scipy."""
     d = math.exp(-mean + spread**2 / 2) + 1 / scale**2
@@ -113,7 +117,9 @@ def test_the_auxiliary_update_is_the_optimum() -> None:
         assert divergence(d * factor) > best
 
 
-@pytest.mark.parametrize(("mean", "spread", "a", "b"), [(0.4, 0.3, 2.0, 6.0), (-1.0, 0.8, 0.5, 1.0), (2.0, 0.1, 3.0, 2.0)])
+@pytest.mark.parametrize(
+    ("mean", "spread", "a", "b"), [(0.4, 0.3, 2.0, 6.0), (-1.0, 0.8, 0.5, 1.0), (2.0, 0.1, 3.0, 2.0)]
+)
 def test_inverse_gamma_equals_quadrature(mean: float, spread: float, a: float, b: float) -> None:
     prior = InverseGamma(torch.tensor(a, dtype=D), torch.tensor(b, dtype=D))
     q = Normal(torch.tensor(mean, dtype=D), torch.tensor(spread, dtype=D))

@@ -80,7 +80,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # ---- inputs
     "NaN in X": (lambda: _fit(_with(X, np.nan, 3, 2)), ValueError, "X holds nan at row 3, column 2; impute it"),
     "inf in X": (lambda: _fit(_with(X, np.inf, 0, 1)), ValueError, "X holds inf at row 0, column 1"),
-    "1e300 in X": (lambda: _fit(_with(X, 1e300, 5, 0)), ValueError, "1e\\+300 at row 5, column 0.*float32; standardise"),
+    "1e300 in X": (
+        lambda: _fit(_with(X, 1e300, 5, 0)),
+        ValueError,
+        "1e\\+300 at row 5, column 0.*float32; standardise",
+    ),
     "NaN in a tensor": (lambda: _fit(torch.tensor(_with(X, np.nan, 1, 1))), ValueError, "row 1, column 1"),
     "empty X": (lambda: _fit(X[:0], Y[:0]), ValueError, "X has no rows"),
     "no columns": (lambda: _fit(X[:, :0]), ValueError, "there is nothing in it"),
@@ -115,19 +119,29 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "complex y": (lambda: _fit(y=Y + 1j), TypeError, "y is complex"),
     "text in y": (lambda: _fit(y=Y.astype(str)), TypeError, "y holds text"),
     "one class": (
-        lambda: _fit(y=np.zeros(30, int), likelihood=ns.Categorical(), outputs=3), ValueError, "one class only \\(0 in",
+        lambda: _fit(y=np.zeros(30, int), likelihood=ns.Categorical(), outputs=3),
+        ValueError,
+        "one class only \\(0 in",
     ),
     "float labels": (
-        lambda: _fit(y=LABELS * 1.0, likelihood=ns.Categorical(), outputs=3), TypeError, "Labels must be integers",
+        lambda: _fit(y=LABELS * 1.0, likelihood=ns.Categorical(), outputs=3),
+        TypeError,
+        "Labels must be integers",
     ),
     "labels from 1": (
-        lambda: _fit(y=LABELS + 1, likelihood=ns.Categorical(), outputs=2), ValueError, "label 2.*2 outputs.*numpy.unique",
+        lambda: _fit(y=LABELS + 1, likelihood=ns.Categorical(), outputs=2),
+        ValueError,
+        "label 2.*2 outputs.*numpy.unique",
     ),
     "negative labels": (
-        lambda: _fit(y=-LABELS, likelihood=ns.Categorical(), outputs=2), ValueError, "label -1",
+        lambda: _fit(y=-LABELS, likelihood=ns.Categorical(), outputs=2),
+        ValueError,
+        "label -1",
     ),
     "one output for classes": (
-        lambda: _fit(y=LABELS, likelihood=ns.Categorical()), ValueError, "one output for each class.*Bernoulli",
+        lambda: _fit(y=LABELS, likelihood=ns.Categorical()),
+        ValueError,
+        "one output for each class.*Bernoulli",
     ),
     "Bernoulli with other values": (lambda: _fit(likelihood=ns.Bernoulli()), ValueError, "targets 0 and 1"),
     # ---- what goes in as data
@@ -135,7 +149,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "three parts": (lambda: ns.fit(_model(), (X, Y, Y), likelihood=ns.Gaussian(1.0)), ValueError, "got 3 parts"),
     "a number as data": (lambda: ns.fit(_model(), 3, likelihood=ns.Gaussian(1.0)), TypeError, "a pair"),
     "a loader of rows": (
-        lambda: ns.fit(_model(), DataLoader(torch.tensor(X)), likelihood=ns.Gaussian(1.0)), TypeError, "pairs \\(x, y\\)",
+        lambda: ns.fit(_model(), DataLoader(torch.tensor(X)), likelihood=ns.Gaussian(1.0)),
+        TypeError,
+        "pairs \\(x, y\\)",
     ),
     "an empty loader": (
         lambda: ns.fit(
@@ -147,7 +163,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "no batch",
     ),
     "NaN in validation": (
-        lambda: _fit(validation=(_with(X, np.nan, 2, 2), Y)), ValueError, "X of validation holds nan at row 2",
+        lambda: _fit(validation=(_with(X, np.nan, 2, 2), Y)),
+        ValueError,
+        "X of validation holds nan at row 2",
     ),
     "validation of the wrong kind": (lambda: _fit(validation=X), TypeError, "validation must be a pair"),
     # ---- the model
@@ -161,7 +179,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "lambda NaN": (lambda: ns.Node(prior=float("nan")), ValueError, "Node: prior"),
     "lambda as text": (lambda: ns.Node(prior="high"), TypeError, "Node: prior must be a number"),  # type: ignore[arg-type]
     "too many lambdas": (
-        lambda: ns.bayesian(_net(), ns.ssig(prior=(0.1, 0.2)), n=30), ValueError, "2 values, but 1 hidden layers",
+        lambda: ns.bayesian(_net(), ns.ssig(prior=(0.1, 0.2)), n=30),
+        ValueError,
+        "2 values, but 1 hidden layers",
     ),
     "start 1": (lambda: ns.Node(start=1.0), ValueError, "start"),
     "temperature 0": (lambda: ns.Node(temperature=0.0), ValueError, "temperature"),
@@ -175,23 +195,43 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a spec that is none": (lambda: ns.bayesian(_net(), "ss-ig", n=30), TypeError, "spec must be a prior"),
     "an empty dict": (lambda: ns.bayesian(_net(), {}, n=30), ValueError, "empty dict"),
     "a pattern that matches nothing": (
-        lambda: ns.bayesian(_net(), {"conv*": ns.ssig()}, n=30), ValueError, "'conv\\*' matches no layer; the layers are '0', '2'",
+        lambda: ns.bayesian(_net(), {"conv*": ns.ssig()}, n=30),
+        ValueError,
+        "'conv\\*' matches no layer; the layers are '0', '2'",
     ),
     "a pattern that is no string": (lambda: ns.bayesian(_net(), {0: ns.ssig()}, n=30), TypeError, "must be a string"),
-    "no layer at all": (lambda: ns.bayesian(nn.Tanh(), ns.ssig(), n=30), ValueError, "no layer that can be made Bayesian"),
+    "no layer at all": (
+        lambda: ns.bayesian(nn.Tanh(), ns.ssig(), n=30),
+        ValueError,
+        "no layer that can be made Bayesian",
+    ),
     "nothing to select from": (
-        lambda: ns.bayesian(nn.Linear(4, 1), ns.ssig(), n=30), ValueError, "No layer of this network can be selected from",
+        lambda: ns.bayesian(nn.Linear(4, 1), ns.ssig(), n=30),
+        ValueError,
+        "No layer of this network can be selected from",
     ),
     "not a network": (lambda: ns.bayesian(np.mean, ns.ssig(), n=30), TypeError, "torch.nn.Module, got"),
     "a model twice": (lambda: ns.bayesian(_model(), ns.ssig(), n=30), TypeError, "Bayesian model already"),
     "a recurrent layer": (
-        lambda: ns.bayesian(nn.Sequential(nn.LSTM(4, 5)), ns.ssig(), n=30), ValueError, r"'0' \(LSTM\) cannot be made",
+        lambda: ns.bayesian(nn.Sequential(nn.LSTM(4, 5)), ns.ssig(), n=30),
+        ValueError,
+        r"'0' \(LSTM\) cannot be made",
     ),
     "a transformer": (
-        lambda: ns.bayesian(nn.TransformerEncoderLayer(4, 2), ns.ssig(), n=30), ValueError, r"'self_attn' \(Multihead",
+        lambda: ns.bayesian(nn.TransformerEncoderLayer(4, 2), ns.ssig(), n=30),
+        ValueError,
+        r"'self_attn' \(Multihead",
     ),
-    "a parameter of one's own": (lambda: ns.bayesian(OwnParameter(), ns.ssig(), n=30), ValueError, r"of its own \(scale\)"),
-    "tied weights": (lambda: ns.bayesian(_tied(), ns.ssig(), n=30), ValueError, "'0' and '2' share the parameter weight"),
+    "a parameter of one's own": (
+        lambda: ns.bayesian(OwnParameter(), ns.ssig(), n=30),
+        ValueError,
+        r"of its own \(scale\)",
+    ),
+    "tied weights": (
+        lambda: ns.bayesian(_tied(), ns.ssig(), n=30),
+        ValueError,
+        "'0' and '2' share the parameter weight",
+    ),
     "a parametrised layer": (
         lambda: ns.bayesian(
             nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.Linear(5, 1)), ns.ssig(), n=30
@@ -200,11 +240,19 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "Layer '0'.*parametri[sz]",
     ),
     "a lazy layer": (
-        lambda: ns.bayesian(nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 1)), ns.ssig(), n=30), ValueError, "'0'.*is lazy",
+        lambda: ns.bayesian(nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 1)), ns.ssig(), n=30),
+        ValueError,
+        "'0'.*is lazy",
     ),
-    "weights that are NaN": (lambda: ns.bayesian(_nan_net(), ns.ssig(), n=30), ValueError, "Layer '0'.*NaN or inf in its weight"),
+    "weights that are NaN": (
+        lambda: ns.bayesian(_nan_net(), ns.ssig(), n=30),
+        ValueError,
+        "Layer '0'.*NaN or inf in its weight",
+    ),
     "complex weights": (
-        lambda: ns.bayesian(nn.Sequential(nn.Linear(4, 1, dtype=torch.complex64)), ns.vbnn(), n=30), TypeError, "complex64",
+        lambda: ns.bayesian(nn.Sequential(nn.Linear(4, 1, dtype=torch.complex64)), ns.vbnn(), n=30),
+        TypeError,
+        "complex64",
     ),
     "init unknown": (lambda: ns.bayesian(_net(), ns.ssig(), n=30, init="xavier"), ValueError, "'kaiming', 'uniform'"),
     "init negative": (lambda: ns.bayesian(_net(), ns.ssig(), n=30, init=-1.0), ValueError, "positive and finite"),
@@ -223,10 +271,18 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "one row for each",
     ),
     # ---- nodes by hand
-    "an unknown path": (lambda: _model().set_nodes({"7": [True] * 5}), ValueError, "No Bayesian layer is called '7'.*'0'"),
+    "an unknown path": (
+        lambda: _model().set_nodes({"7": [True] * 5}),
+        ValueError,
+        "No Bayesian layer is called '7'.*'0'",
+    ),
     "a mask too short": (lambda: _model().set_nodes({"0": [True] * 4}), ValueError, r"shape \(5,\)"),
     "a mask of numbers": (lambda: _model().set_nodes({"0": [0.5] * 5}), ValueError, "must hold bools"),
-    "a mask for the output": (lambda: _model().set_nodes({"2": [True]}), ValueError, "'2' has no gates.*feeds the output"),
+    "a mask for the output": (
+        lambda: _model().set_nodes({"2": [True]}),
+        ValueError,
+        "'2' has no gates.*feeds the output",
+    ),
     "a mask that is no dict": (lambda: _model().set_nodes([True] * 5), TypeError, "{path: mask}"),
     # ---- options
     "epochs 0": (lambda: _fit(epochs=0), ValueError, "epochs must be at least 1"),
@@ -243,7 +299,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a backward ramp": (lambda: ns.Ramp(1.0, 0.1, 0.8, 0.2), ValueError, "begin < until"),
     "no likelihood": (lambda: ns.fit(_model(), (X, Y)), ValueError, "fit needs a likelihood"),
     "a likelihood that is none": (lambda: _fit(likelihood="gaussian"), TypeError, "likelihood must be such as"),
-    "a plain network to fit": (lambda: ns.fit(_net(), (X, Y), likelihood=ns.Gaussian(1.0)), TypeError, "from ns.bayesian"),
+    "a plain network to fit": (
+        lambda: ns.fit(_net(), (X, Y), likelihood=ns.Gaussian(1.0)),
+        TypeError,
+        "from ns.bayesian",
+    ),
     "a checkpoint nowhere": (lambda: _fit(checkpoint="/nowhere/at/all"), ValueError, "does not exist; make it first"),
     # ---- prediction
     "predict NaN": (lambda: ns.predict(_model(), _with(X, np.nan, 3, 2)), ValueError, "X holds nan at row 3, column 2"),
@@ -280,7 +340,15 @@ def test_data_that_are_fine() -> None:
     """Frames, lists, integers, Fortran order, strange byte order, read-only, float16: taken as they are."""
     fixed = X.copy()
     fixed.setflags(write=False)
-    for good in (FRAME, X.tolist(), (10 * X).astype(int), np.asfortranarray(X), X.astype(">f8"), fixed, X.astype(np.float16)):
+    for good in (
+        FRAME,
+        X.tolist(),
+        (10 * X).astype(int),
+        np.asfortranarray(X),
+        X.astype(">f8"),
+        fixed,
+        X.astype(np.float16),
+    ):
         _fit(good)
     _fit(y=pd.Series(Y))
     _fit(y=Y.astype(">f4"))

@@ -53,7 +53,11 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "transposed": (
         lambda: nn.Sequential(
-            nn.ConvTranspose1d(2, 4, 3), nn.ReLU(), nn.ConvTranspose1d(4, 6, 2, groups=2), nn.Flatten(), nn.Linear(42, 2)
+            nn.ConvTranspose1d(2, 4, 3),
+            nn.ReLU(),
+            nn.ConvTranspose1d(4, 6, 2, groups=2),
+            nn.Flatten(),
+            nn.Linear(42, 2),
         ),
         (4, 2, 4),
     ),
@@ -358,7 +362,9 @@ def test_compile_has_no_breaks_and_the_same_draw(kind: str) -> None:
 
 def test_vmap_over_models() -> None:
     """Several models' parameters, stacked, run as one: the road to replicas."""
-    models = [ns.bayesian(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), ns.ssig(), n=10) for _ in range(3)]
+    models = [
+        ns.bayesian(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), ns.ssig(), n=10) for _ in range(3)
+    ]
     params, buffers = torch.func.stack_module_state(models)
     template = copy.deepcopy(models[0])
     x = torch.randn(3, 5, 3)

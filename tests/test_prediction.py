@@ -127,7 +127,9 @@ def test_metrics_on_small_cases() -> None:
     assert metrics.ece(p, y, bins=20) == pytest.approx((0.3 + 0.6 + 0.9) / 3)
     assert metrics.coverage([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 1.0, 2.0]) == pytest.approx(2 / 3)
     m, s, t = torch.randn(9), torch.rand(9) + 0.1, torch.randn(9)
-    assert metrics.gaussian_nll(m, s, t) == pytest.approx(-torch.distributions.Normal(m, s).log_prob(t).mean().item(), rel=1e-5)
+    assert metrics.gaussian_nll(m, s, t) == pytest.approx(
+        -torch.distributions.Normal(m, s).log_prob(t).mean().item(), rel=1e-5
+    )
 
 
 def test_a_calibrated_classifier_has_no_calibration_error() -> None:

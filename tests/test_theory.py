@@ -66,10 +66,12 @@ def test_inclusion_priors(C: float | list[float]) -> None:
     for i, value in enumerate(priors):
         assert value == pytest.approx(math.exp(-constants[i] * (K[i] + 1) * _vartheta(i, bounds)) / K[i + 1], rel=1e-12)
     assert len(priors) == 2
-    assert priors.C == tuple(constants)
+    assert tuple(constants) == priors.C
 
 
-@pytest.mark.parametrize("widths", [[8, 50, 1], [784, 400, 400, 10], [1, 1, 1], [100_000, 5000, 3], [3] * 30, [10**7, 2, 1]])
+@pytest.mark.parametrize(
+    "widths", [[8, 50, 1], [784, 400, 400, 10], [1, 1, 1], [100_000, 5000, 3], [3] * 30, [10**7, 2, 1]]
+)
 @pytest.mark.parametrize("n", [1, 1000, 10**9])
 def test_automatic_constants(widths: list[int], n: int) -> None:
     """A negative power of ten for each layer; the next larger one would break the rule, so this is the largest."""
@@ -90,7 +92,7 @@ def test_the_authors_settings() -> None:
     net = nn.Sequential(nn.Linear(784, 400), nn.SiLU(), nn.Linear(400, 400), nn.SiLU(), nn.Linear(400, 10))
     model = ns.bayesian(net, ns.ssig(prior=theory.authors_image_priors("mlp")), n=60_000)
     assert [p.inclusion_prior for p in model._posteriors()][:2] == list(theory.authors_image_priors("mlp"))
-    with pytest.raises(ValueError, match='"mlp"|mlp'):
+    with pytest.raises(ValueError, match="mlp"):
         theory.authors_image_priors("resnet")
 
 
@@ -155,7 +157,21 @@ def test_refusals(call: object, error: type[Exception], word: str) -> None:
 def test_plot_and_command(tmp_path: Path) -> None:
     file = tmp_path / "t.png"
     done = subprocess.run(
-        [sys.executable, "-m", "nodeslab", "theory", "--widths", "784", "400", "400", "10", "--n", "60000", "--plot", file],
+        [
+            sys.executable,
+            "-m",
+            "nodeslab",
+            "theory",
+            "--widths",
+            "784",
+            "400",
+            "400",
+            "10",
+            "--n",
+            "60000",
+            "--plot",
+            file,
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -79,7 +79,14 @@ def test_accumulation_is_one_large_batch() -> None:
         model = _model(prior=ns.Normal(1.0, rho=-60.0) * ns.Node()).double()
         model.set_nodes({"0": torch.ones(8, dtype=torch.bool)})
         ns.fit(
-            model, (X, Y), likelihood=ns.Gaussian(1.0), epochs=5, batch_size=batch, accumulate=accumulate, seed=0, **QUIET
+            model,
+            (X, Y),
+            likelihood=ns.Gaussian(1.0),
+            epochs=5,
+            batch_size=batch,
+            accumulate=accumulate,
+            seed=0,
+            **QUIET,
         )
         results.append(_bits(model))
     assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(*results, strict=True))
@@ -140,7 +147,8 @@ def test_flat_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("likelihood", "y", "outputs"), [(ns.Gaussian(0.7), Y, 1), (ns.Categorical(), LABELS, 3), (ns.Bernoulli(), LABELS > 0, 1)]
+    ("likelihood", "y", "outputs"),
+    [(ns.Gaussian(0.7), Y, 1), (ns.Categorical(), LABELS, 3), (ns.Bernoulli(), LABELS > 0, 1)],
 )
 def test_nll_equals_torch_distributions(likelihood: Any, y: Tensor, outputs: int) -> None:
     f = torch.randn(50, outputs)
@@ -157,7 +165,9 @@ def test_nll_equals_torch_distributions(likelihood: Any, y: Tensor, outputs: int
 def test_learnt_noise_finds_the_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2000, 3, generator=generator)
-    y = torch.stack([x[:, 0] + 0.3 * torch.randn(2000, generator=generator), 2 * torch.randn(2000, generator=generator)], 1)
+    y = torch.stack(
+        [x[:, 0] + 0.3 * torch.randn(2000, generator=generator), 2 * torch.randn(2000, generator=generator)], 1
+    )
     model = _model(2, ns.vbnn(), n=2000)
     ns.fit(model, (x, y), likelihood=ns.Gaussian("learn"), epochs=60, lr=1e-2, seed=0, **QUIET)
     assert model.noise is not None
@@ -173,9 +183,7 @@ def test_loaders_and_arrays_agree() -> None:
     late = []
     for data in (loader, (X, Y)):
         model = _model(prior=ns.vbnn())
-        history = ns.fit(
-            model, data, likelihood=ns.Gaussian(0.3), epochs=300, batch_size=20, lr=1e-2, seed=0, **QUIET
-        )
+        history = ns.fit(model, data, likelihood=ns.Gaussian(0.3), epochs=300, batch_size=20, lr=1e-2, seed=0, **QUIET)
         late.append(sum(history.column("elbo")[-50:]) / 50)
     assert late[0] == pytest.approx(late[1], abs=4)
 
@@ -248,7 +256,14 @@ def test_ramp() -> None:
 def test_schedules_reach_the_optimizer_and_the_data_term() -> None:
     model = _model()
     history = ns.fit(
-        model, (X, Y), likelihood=ns.Gaussian(1.0), epochs=4, lr=0.1, lr_schedule=ns.Ramp(1.0, 0.2, 0.5), seed=0, **QUIET
+        model,
+        (X, Y),
+        likelihood=ns.Gaussian(1.0),
+        epochs=4,
+        lr=0.1,
+        lr_schedule=ns.Ramp(1.0, 0.2, 0.5),
+        seed=0,
+        **QUIET,
     )
     assert history.column("lr") == pytest.approx([0.1, 0.1, 0.1, 0.06])
     silent = _model()
@@ -258,9 +273,7 @@ def test_schedules_reach_the_optimizer_and_the_data_term() -> None:
 
 
 def test_stops_when_the_elbo_stands_still() -> None:
-    history = ns.fit(
-        _model(), (X, Y), likelihood=ns.Gaussian(1.0), epochs=1000, epsilon=1e6, window=5, seed=0, **QUIET
-    )
+    history = ns.fit(_model(), (X, Y), likelihood=ns.Gaussian(1.0), epochs=1000, epsilon=1e6, window=5, seed=0, **QUIET)
     assert history.stopped == "converged"
     assert len(history) == 10
 
@@ -303,7 +316,13 @@ def test_clip() -> None:
             norms.append(grads.norm().item())
 
     ns.fit(
-        _model(), (X, 100 * Y), likelihood=ns.Gaussian(1.0), epochs=1, clip=0.5, optimizer=lambda ps: Watch(ps, lr=0), **QUIET
+        _model(),
+        (X, 100 * Y),
+        likelihood=ns.Gaussian(1.0),
+        epochs=1,
+        clip=0.5,
+        optimizer=lambda ps: Watch(ps, lr=0),
+        **QUIET,
     )
     assert max(norms) <= 0.5001
 

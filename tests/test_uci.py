@@ -12,7 +12,7 @@ import pytest
 from nodeslab import datasets
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import uci  # noqa: E402
+import uci
 
 
 def _mean(name: str, model: str, splits: int = 3) -> tuple[float, float]:

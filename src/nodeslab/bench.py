@@ -85,7 +85,7 @@ def _plain_step(net: nn.Module, X: Tensor, y: Tensor, fused: bool) -> Callable[[
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=fused)
 
     def run() -> None:
-        F.cross_entropy(net(X), y).backward()
+        F.cross_entropy(net(X), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

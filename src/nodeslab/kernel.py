@@ -24,7 +24,7 @@ from torch import Tensor
 __all__ = ["Kernel", "kernel"]
 
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
-I, F, P = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+LONG, F, P = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class Kernel:
@@ -36,9 +36,9 @@ class Kernel:
             library.nodeslab_draw,
             library.nodeslab_back,
         )
-        self._normal.argtypes = [P, I, ctypes.c_uint64, ctypes.c_int]
-        self._draw.argtypes = [I, I, P, P, P, P, F, P, P, P, ctypes.c_int]
-        self._back.argtypes = [I, I, P, P, P, P, P, P, P, I, F, P, P, P, ctypes.c_int]
+        self._normal.argtypes = [P, LONG, ctypes.c_uint64, ctypes.c_int]
+        self._draw.argtypes = [LONG, LONG, P, P, P, P, F, P, P, P, ctypes.c_int]
+        self._back.argtypes = [LONG, LONG, P, P, P, P, P, P, P, LONG, F, P, P, P, ctypes.c_int]
         for function in (self._normal, self._draw, self._back):
             function.restype = None
 

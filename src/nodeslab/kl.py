@@ -20,7 +20,7 @@ def gaussian(mean: Tensor, spread: Tensor, sigma: float) -> Tensor:
 def gaussian_sum(mean: Tensor, spread: Tensor, sigma: float, shape: torch.Size | None = None) -> Tensor:
     """`gaussian`, summed to `shape` as broadcasting would expand it, or to a scalar.
 
-    Sums over all but the first axis need no elementwise result: (|s|^2 + |mu|^2) / (2 sigma^2) - sum log(s / sigma) - m/2.
+    Over m numbers that is (|s|^2 + |mu|^2) / (2 sigma^2) - sum log(s / sigma) - m/2, without an elementwise result.
     """
     axes = tuple(range(mean.dim())) if shape is None else tuple([i for i, k in enumerate(shape) if k != mean.shape[i]])
     if not axes:
@@ -29,7 +29,8 @@ def gaussian_sum(mean: Tensor, spread: Tensor, sigma: float, shape: torch.Size |
     squares = torch.linalg.vector_norm(spread, dim=axes, keepdim=shape is not None).square()
     squares = squares + torch.linalg.vector_norm(mean, dim=axes, keepdim=shape is not None).square()
     logs = torch.log(spread).sum(axes, keepdim=shape is not None)
-    return squares * (0.5 / sigma**2) - logs + count * (math.log(sigma) - 0.5)
+    total: Tensor = squares * (0.5 / sigma**2) - logs + count * (math.log(sigma) - 0.5)
+    return total
 
 
 def bernoulli(logit: Tensor, log_odds: Tensor | float) -> Tensor:
