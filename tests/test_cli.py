@@ -56,7 +56,7 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["theory"], "needs --widths and --n"),
         (["theory", "--widths", "3", "--n", "5"], "inputs and the outputs"),
         (["theory", "--widths", "3", "2", "1", "--n", "0"], "at least 1"),
-        (["theory", "--widths", "3", "2", "1", "--n", "5", "--C", "-1"], "positive"),
+        (["theory", "--widths", "3", "2", "1", "--n", "5", "--C", "-1"], "C[0] must be between 0"),
         (["theory", "--widths", "3", "2", "1", "--n", "5", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
     ],
 )

@@ -95,14 +95,62 @@ def test_a_class_of_ones_own(tmp_path: Path) -> None:
     file = ns.save(model, tmp_path / "m")
     with pytest.raises(ValueError, match=r"test_io\.Own.*ns\.load\(path, net="):
         ns.load(file)
-    with pytest.raises(ValueError, match=r"does not fit this network: a\.bias is \(5,\) in the file and \(6,\)"):
-        ns.load(file, Own(6))
+    with pytest.raises(ValueError, match=r"does not fit this network: a\.bias is \(5,\) in the file and \(4,\)"):
+        ns.load(file, Own(4))
+    with pytest.raises(TypeError, match="must be an instance"):
+        ns.load(file, Own)  # type: ignore[arg-type]
+    other = Own()
+    other.a = nn.Sequential(nn.Linear(3, 5))
+    with pytest.raises(ValueError, match="does not fit this network"):
+        ns.load(file, other)
     fresh = Own()
     before = fresh.a.weight.clone()
     loaded = ns.load(file, fresh)
     assert torch.equal(fresh.a.weight, before)
     x = torch.randn(4, 3)
     assert torch.equal(ns.predict(loaded, x).mean, ns.predict(model, x).mean)
+
+
+def test_another_network_of_the_same_shapes_is_refused(tmp_path: Path) -> None:
+    file = ns.save(ns.bayesian(NETS["mlp"](), ns.ssig(), n=10), tmp_path / "m")
+    other = NETS["mlp"]()
+    other[1] = nn.Tanh()
+    with pytest.raises(ValueError, match=r"where it has `\(1\): LeakyReLU.*net has `\(1\): Tanh"):
+        ns.load(file, other)
+
+
+def test_what_a_constructor_does_not_say_is_not_described(tmp_path: Path) -> None:
+    """A hook or a forward of its own changes what a network computes: then the network itself is asked for."""
+    net = NETS["mlp"]()
+    net[0].register_forward_hook(lambda m, i, o: 2 * o)
+    with pytest.raises(ValueError, match="pass a fresh instance"):
+        ns.load(ns.save(ns.bayesian(net, ns.ssig(), n=10), tmp_path / "m"))
+    odd = nn.Sequential(nn.Linear(3, 4), nn.Sequential(), nn.ReLU(), nn.Linear(4, 1))
+    odd[0].weight.requires_grad_(False)
+    loaded = ns.load(
+        ns.save(ns.bayesian(odd, ns.ssig(prior=ns.theory.inclusion_priors([3, 4, 1], 10)), n=10), tmp_path / "m")
+    )
+    assert not loaded.net[0].weight.requires_grad
+
+
+def test_fixed_gates_and_learnt_noise_come_back(tmp_path: Path) -> None:
+    model = ns.bayesian(NETS["mlp"](), ns.ssig(), n=10)
+    model.set_nodes({"0": [1, 0, 1, 0, 1]})
+    X = torch.randn(10, 3)
+    ns.fit(model, (X, X[:, :2]), likelihood=ns.Gaussian("learn"), epochs=1, progress=False)
+    loaded = ns.load(ns.save(model, tmp_path / "m"))
+    fresh = ns.bayesian(NETS["mlp"](), ns.ssig(), n=10)
+    fresh.load_state_dict(model.state_dict())
+    for other in (loaded, fresh):
+        ns.fit(
+            other,
+            (X, X[:, :2]),
+            likelihood=ns.Gaussian("learn"),
+            epochs=30,
+            optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.1, weight_decay=0.5),
+            progress=False,
+        )
+        assert other.nodes()[0].inclusion.tolist() == [1, 0, 1, 0, 1]
 
 
 def test_shared_layers(tmp_path: Path) -> None:

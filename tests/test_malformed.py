@@ -66,6 +66,30 @@ def _tied() -> nn.Module:
     return net
 
 
+class Batches:
+    """An iterable of batches that is neither a DataLoader nor a pair."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+class Adapted(nn.Linear):
+    """A layer with something of its own beside weight and bias."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a, b)
+        self.down = nn.Parameter(torch.zeros(2, a))
+
+
+def _tied_embedding() -> nn.Module:
+    net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False))
+    net[2].weight = net[0].weight
+    return net
+
+
 def _nan_net() -> nn.Module:
     net = _net()
     net[0].weight.data[1, 1] = float("nan")
@@ -187,7 +211,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "temperature 0": (lambda: ns.Node(temperature=0.0), ValueError, "temperature"),
     "an unknown gate gradient": (lambda: ns.Node(gradient="score"), ValueError, '"gumbel" or "reinmax"'),
     "sigma 0": (lambda: ns.Normal(0.0), ValueError, "Normal: sigma must be greater than 0"),
-    "sigma negative": (lambda: ns.Gaussian(-1.0), ValueError, "sigma must be positive"),
+    "sigma negative": (lambda: ns.Gaussian(-1.0), ValueError, "Gaussian: sigma .* must be between"),
     "sigma as a word": (lambda: ns.Gaussian("guess"), ValueError, '"learn"'),
     "a gate without a slab": (lambda: ns.bayesian(_net(), ns.Node(), n=30), ValueError, r"ns\.Normal\(1\.0\) \* Node"),
     "two gates": (lambda: ns.Normal(1.0) * ns.Node() * ns.Edge(), ValueError, "one gate"),
@@ -255,7 +279,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "complex64",
     ),
     "init unknown": (lambda: ns.bayesian(_net(), ns.ssig(), n=30, init="xavier"), ValueError, "'kaiming', 'uniform'"),
-    "init negative": (lambda: ns.bayesian(_net(), ns.ssig(), n=30, init=-1.0), ValueError, "positive and finite"),
+    "init negative": (lambda: ns.bayesian(_net(), ns.ssig(), n=30, init=-1.0), ValueError, "init .* must be between 0"),
     "a network with two outputs": (
         lambda: ns.fit(
             ns.bayesian(Returns(lambda v: (v, v)), ns.ssig(), n=30), (X, Y), likelihood=ns.Gaussian(1.0), progress=False
@@ -270,7 +294,44 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "one row for each",
     ),
+    "a pattern that comes too late": (
+        lambda: ns.bayesian(_net(), {"*": ns.vbnn(), "0": ns.ssig()}, n=30),
+        ValueError,
+        r"'0' comes too late, '\*' has its layers already",
+    ),
+    "a prior of words": (lambda: ns.Prior(("x",)), TypeError, "made of factors"),  # type: ignore[arg-type]
+    "a prior of nothing": (lambda: ns.bayesian(_net(), ns.Prior(), n=30), ValueError, "no factors"),
+    "sigma too large": (lambda: ns.Normal(1e300), ValueError, "Normal: sigma must be between"),
+    "a gradient that is no word": (lambda: ns.Node(gradient=np.zeros(2)), ValueError, "gradient must be"),  # type: ignore
+    "a network on the meta device": (
+        lambda: ns.bayesian(_net().to("meta"), ns.ssig(), n=30),
+        ValueError,
+        "Layer '0'.*meta device",
+    ),
+    "a lazy norm": (
+        lambda: ns.bayesian(nn.Sequential(nn.Linear(4, 5), nn.LazyBatchNorm1d(), nn.Linear(5, 1)), ns.ssig(), n=30),
+        ValueError,
+        "'1' is lazy",
+    ),
+    "a layer with a parameter of its own": (
+        lambda: ns.bayesian(nn.Sequential(Adapted(4, 5), nn.Linear(5, 1)), ns.ssig(), n=30),
+        ValueError,
+        "Layer '0' .Adapted. has a parameter of its own, down",
+    ),
+    "weights tied to an embedding": (
+        lambda: ns.bayesian(_tied_embedding(), {"0": None, "*": ns.ssig()}, n=30),
+        ValueError,
+        "'2' and '0' share the parameter weight",
+    ),
+    "outputs as a string": (
+        lambda: ns.bayesian(_net(), ns.ssig(), n=30, outputs="2"),
+        TypeError,
+        "a list of module paths",
+    ),
     # ---- nodes by hand
+    "no mask": (lambda: _model().set_nodes({"0": None}), TypeError, "must be an array of bools, got NoneType"),
+    "a ragged mask": (lambda: _model().set_nodes({"0": [[1], [1, 0]]}), TypeError, "must be an array of bools"),
+    "a mask of words": (lambda: _model().set_nodes({"0": ["a"] * 5}), TypeError, "must be an array of bools"),
     "an unknown path": (
         lambda: _model().set_nodes({"7": [True] * 5}),
         ValueError,
@@ -289,15 +350,61 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "epochs 1.5": (lambda: _fit(epochs=1.5), TypeError, "epochs must be a whole number"),
     "batch size 0": (lambda: _fit(batch_size=0), ValueError, "batch_size"),
     "samples 0": (lambda: _fit(samples=0), ValueError, "samples"),
-    "lr 0": (lambda: _fit(lr=0.0), ValueError, "lr must be positive"),
-    "lr NaN": (lambda: _fit(lr=float("nan")), ValueError, "lr must be positive"),
+    "lr 0": (lambda: _fit(lr=0.0), ValueError, "lr must be greater than 0"),
+    "lr NaN": (lambda: _fit(lr=float("nan")), ValueError, "lr must be greater than 0"),
     "lr as text": (lambda: _fit(lr="1e-3"), TypeError, "lr must be a number"),
     "seed 1.5": (lambda: _fit(seed=1.5), TypeError, "seed must be a whole number"),
-    "seed negative": (lambda: _fit(seed=-1), ValueError, "seed must be between"),
+    "seed negative": (lambda: _fit(seed=-1), ValueError, "seed must be at least 0"),
     "epsilon negative": (lambda: _fit(epsilon=-1.0), ValueError, "epsilon"),
     "a schedule that is a number": (lambda: _fit(lr_schedule=0.5), TypeError, "lr_schedule must be a function"),
     "a backward ramp": (lambda: ns.Ramp(1.0, 0.1, 0.8, 0.2), ValueError, "begin < until"),
     "no likelihood": (lambda: ns.fit(_model(), (X, Y)), ValueError, "fit needs a likelihood"),
+    "an lr too large for a float": (lambda: _fit(lr=10**400), ValueError, "lr must be"),
+    "checkpoint_seconds as text": (
+        lambda: _fit(checkpoint_seconds="x"),
+        TypeError,
+        "checkpoint_seconds must be a number",
+    ),
+    "a checkpoint without a name": (lambda: _fit(checkpoint=""), ValueError, "checkpoint must name a file"),
+    "a checkpoint that is a number": (lambda: _fit(checkpoint=5), TypeError, "checkpoint must be a path"),
+    "amp as text": (lambda: _fit(amp="yes"), TypeError, "amp must be True or False"),
+    "no optimizer": (lambda: _fit(optimizer=lambda ps: None), TypeError, "optimizer must make a torch optimizer"),
+    "an optimizer with a closure": (lambda: _fit(optimizer=lambda ps: torch.optim.LBFGS(ps)), TypeError, "closure"),
+    "a schedule below zero": (
+        lambda: _fit(lr_schedule=lambda t: -1.0),
+        ValueError,
+        r"lr_schedule\(0\) must be greater",
+    ),
+    "a schedule of nothing": (lambda: _fit(likelihood_schedule=lambda t: None), TypeError, "likelihood_schedule"),
+    "an endless ramp": (lambda: ns.Ramp(float("inf"), 1.0), ValueError, "Ramp: start"),
+    "a lonely row for a batch norm": (
+        lambda: ns.fit(
+            ns.bayesian(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)), ns.ssig(), n=30),
+            (X, Y),
+            likelihood=ns.Gaussian(1.0),
+            batch_size=29,
+        ),
+        ValueError,
+        "one row, on which layer '1' .BatchNorm1d. cannot train",
+    ),
+    "an iterator": (
+        lambda: ns.fit(_model(), iter([(torch.tensor(X), torch.tensor(Y))]), likelihood=ns.Gaussian(1.0)),
+        TypeError,
+        "gone through once",
+    ),
+    "a batch of another width": (
+        lambda: ns.fit(
+            _model(),
+            Batches([(torch.randn(15, 4), torch.randn(15)), (torch.randn(15, 3), torch.randn(15))]),
+            likelihood=ns.Gaussian(1.0),
+            progress=False,
+        ),
+        ValueError,
+        "epoch 1, step 2, the network cannot take a batch of shape .15, 3.",
+    ),
+    "1e300 in y": (lambda: _fit(y=_with(Y, 1e300, 3)), ValueError, "do not fit into torch.float32"),
+    "Bernoulli with one class": (lambda: _fit(y=np.ones(30), likelihood=ns.Bernoulli()), ValueError, "one class only"),
+    "X on the meta device": (lambda: _fit(torch.zeros(30, 4, device="meta")), ValueError, "X is on the meta device"),
     "a likelihood that is none": (lambda: _fit(likelihood="gaussian"), TypeError, "likelihood must be such as"),
     "a plain network to fit": (
         lambda: ns.fit(_net(), (X, Y), likelihood=ns.Gaussian(1.0)),
@@ -311,6 +418,42 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "predict nothing": (lambda: ns.predict(_model(), X[:0]), ValueError, "no rows"),
     "draws 0": (lambda: ns.predict(_model(), X, draws=0), ValueError, "draws must be at least 1"),
     "a plain network to predict": (lambda: ns.predict(_net(), X), TypeError, "from ns.bayesian"),
+    "classes from one output": (
+        lambda: ns.predict(_model(), X, likelihood=ns.Categorical()),
+        ValueError,
+        "one output for each class",
+    ),
+    "a density of too few": (
+        lambda: ns.predict(_model(), X, likelihood=ns.Gaussian(1.0)).log_density(Y[:5]),
+        ValueError,
+        "has 30 rows and y has 5",
+    ),
+    "a density of NaN": (
+        lambda: ns.predict(_model(), X, likelihood=ns.Gaussian(1.0)).log_density(Y * np.nan),
+        ValueError,
+        "y holds nan",
+    ),
+    "a density of odd labels": (
+        lambda: ns.predict(_model(3), X, likelihood=ns.Categorical()).log_density(LABELS + 0.5),
+        TypeError,
+        "Labels must be integers",
+    ),
+    # ---- costs and metrics
+    "the cost of the wrong width": (lambda: ns.cost(_model(), X[:, :3]), ValueError, r"example of shape \(1, 3\)"),
+    "the cost of nothing": (lambda: ns.cost(_model(), X[:0]), ValueError, "the example has no rows"),
+    "the cost of no network": (lambda: ns.cost(None, X), TypeError, "cost takes a network"),  # type: ignore[arg-type]
+    "the cost of no layer": (lambda: ns.cost(nn.Tanh(), X), ValueError, "no Linear or convolution layer"),
+    "rmse of nothing": (lambda: ns.metrics.rmse([], []), ValueError, "no rows"),
+    "coverage of NaN": (lambda: ns.metrics.coverage(Y, Y, Y * np.nan), ValueError, "y holds nan"),
+    "an interval the wrong way round": (lambda: ns.metrics.coverage(Y + 1, Y, Y), ValueError, "exchanged"),
+    "a negative std": (lambda: ns.metrics.gaussian_nll(Y, -1.0, Y), ValueError, "std must be positive"),
+    "logits for probabilities": (lambda: ns.metrics.ece(X[:, :2], LABELS), ValueError, "are these logits"),
+    "half labels": (
+        lambda: ns.metrics.accuracy(np.full((30, 2), 0.5), LABELS + 0.5),
+        TypeError,
+        "labels must be integers",
+    ),
+    "no bins": (lambda: ns.metrics.ece(np.full((30, 2), 0.5), LABELS, bins=0), ValueError, "bins must be at least 1"),
     "level 1": (lambda: ns.predict(_model(), X).interval(1.0), ValueError, "level must be between 0 and 1"),
     "quantile 90": (lambda: ns.predict(_model(), X).quantile(90), ValueError, "q must be between 0 and 1"),
 }
@@ -322,7 +465,7 @@ def test_a_sentence(name: str) -> None:
     with pytest.raises(error, match=sentence) as caught:
         call()
     assert type(caught.value) in (ValueError, TypeError)
-    assert str(caught.value).rstrip().endswith((".", ")", "]"))
+    assert str(caught.value).rstrip().endswith((".", "?", ")", "]"))
 
 
 def test_there_are_enough_of_them() -> None:
@@ -350,5 +493,22 @@ def test_data_that_are_fine() -> None:
         X.astype(np.float16),
     ):
         _fit(good)
-    _fit(y=pd.Series(Y))
+    _fit(y=pd.Series(Y, index=range(7, 37)))
+    _fit(FRAME.assign(c=FRAME.c > 0))
+    _fit(X.astype(object))
+    one = np.int64(1)
+    _fit(epochs=one, batch_size=np.int32(7), lr=np.float32(1e-3), seed=one, samples=one, clip=np.float32(1.0))
+    prior = ns.Normal(np.float32(1.0)) * ns.Node(prior=np.array([0.1], dtype=np.float32))
+    model = ns.bayesian(_net(), prior, n=np.int64(30), init=np.float32(0.3))
+    p = ns.predict(model, FRAME, draws=np.int64(3), seed=one, likelihood=ns.Gaussian(np.float32(0.5)))
+    p.interval(np.float32(0.9))
+    assert ns.metrics.rmse(pd.Series(Y, index=range(5, 35)), Y[::-1][::-1]) == 0
+    for mask in (
+        pd.Series([True] * 5, index=range(3, 8)),
+        np.array([1, 0, 1, 1, 0], dtype=object),
+        np.ones(5, bool)[::-1],
+    ):
+        model.set_nodes({"0": mask})
+    for example in (X.astype(np.uint8), [[1, 2, 3, 4]], FRAME, torch.ones(2, 4, dtype=torch.long)):
+        assert ns.cost(model, example).flops_dense == 31
     _fit(y=Y.astype(">f4"))

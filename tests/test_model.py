@@ -162,8 +162,14 @@ def test_output_layers_are_found_from_the_graph() -> None:
     """Both heads feed the output, although one is declared first."""
     model = ns.bayesian(TwoHeads(), ns.ssig(), n=10)
     assert [r.path for r in model.nodes()] == ["body"]
-    # a forward that cannot be traced ends in its last layer
-    assert [r.path for r in ns.bayesian(Branching(), ns.ssig(), n=10).nodes()] == ["mean", "body"]
+    # a forward that cannot be traced is taken to end in its last layer, with a warning, unless one says otherwise
+    with pytest.warns(UserWarning, match="its last layer 'spread' is taken to feed"):
+        untraced = ns.bayesian(Branching(), ns.ssig(), n=10)
+    told = ns.bayesian(Branching(), ns.ssig(), n=10, outputs=["mean", "spread"])
+    assert [r.path for r in told.nodes()] == ["body"]
+    with pytest.raises(ValueError, match="no layer 'tail'"):
+        ns.bayesian(Branching(), ns.ssig(), n=10, outputs=["tail"])
+    assert [r.path for r in untraced.nodes()] == ["mean", "body"]
 
 
 def test_set_nodes_and_mean() -> None:
@@ -189,8 +195,7 @@ def test_set_nodes_and_mean() -> None:
         (drawn(x).sum() + model.kl()).backward()
         assert torch.equal(drawn[0].weight.abs().sum(1) > 0, torch.tensor(mask))
     gate = next(model._posteriors()).switches()["node"]
-    assert gate.logit.grad is not None
-    assert gate.logit.grad.abs().sum() == 0  # fixed
+    assert not gate.logit.requires_grad  # fixed, for weight decay too
 
 
 def test_fixed_nodes_stay_through_training() -> None:
@@ -253,6 +258,79 @@ def test_a_draw_is_held() -> None:
     with pytest.raises(ZeroDivisionError), model.drawn():
         raise ZeroDivisionError
     assert isinstance(model.net.head.weight, nn.Parameter)
+
+
+def test_nothing_is_copied_saved_or_converted_while_a_draw_is_held() -> None:
+    model = ns.bayesian(Own(), ns.ssig(), n=10)
+    state = model.state_dict()
+    for act in (
+        lambda: copy.deepcopy(model),
+        lambda: pickle.dumps(model),
+        model.state_dict,
+        lambda: model.load_state_dict(state),
+        model.double,
+    ):
+        with pytest.raises(RuntimeError, match="A draw is held"), torch.no_grad(), model.drawn():
+            act()
+
+
+def test_setting_nodes_is_all_or_nothing() -> None:
+    model = ns.bayesian(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), ns.ssig(), n=10)
+    with pytest.raises(ValueError, match="'2' has no gates"):
+        model.set_nodes({"0": [False] * 4, "2": [True]})
+    assert model.nodes()[0].open == 4
+
+
+class Keeps(nn.Module):
+    """A forward that stores what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.seen = nn.Linear(3, 4), nn.Linear(4, 1), torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = torch.tanh(self.a(x))
+        self.seen = 0.9 * self.seen + self.h.mean()
+        return self.b(self.h)
+
+
+def test_a_forward_that_stores_tensors() -> None:
+    model = ns.bayesian(Keeps(), ns.ssig(), n=10)
+    assert isinstance(model.net.seen, Tensor)  # and not what tracing put there
+    pickle.dumps(model)
+    model(torch.randn(5, 3)).sum().backward()
+    assert model.mean()(torch.randn(5, 3)).shape == (5, 1)
+    ns.fit(model, (torch.randn(10, 3), torch.randn(10)), likelihood=ns.Gaussian(1.0), epochs=1, progress=False)
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(nn.functional.linear(x, self.a.weight, self.a.bias))
+        return nn.functional.linear(h, self.b.weight, bias=self.b.bias)
+
+
+def test_layers_used_by_function_calls() -> None:
+    """Draws, costs, and the refusal to run with the means, without the layers' own forward."""
+    model = ns.bayesian(Functional(), ns.ssig(), n=10)
+    assert [r.path for r in model.nodes()] == ["a"]
+    model.set_nodes({"a": [1, 0, 0, 0, 0]})
+    x = torch.randn(10, 3)
+    assert ns.cost(model, x).flops == 4 + 2
+    with pytest.raises(RuntimeError, match="outside a draw"):
+        model.net(x)
+    history = ns.fit(model, (x, x[:, 0]), likelihood=ns.Gaussian(1.0), epochs=1, progress=False)
+    assert history[0].flops == 6
+
+
+def test_a_transformer_block_is_looked_into() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 1))
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        model = ns.bayesian(net, {"0": ns.ssig(), "1.linear*": ns.ssig(), "2": ns.vbnn()}, n=10)
+    assert [r.path for r in model.nodes()] == ["0", "1.linear1", "1.linear2"]
 
 
 def test_never_silently_deterministic() -> None:

@@ -103,6 +103,32 @@ def test_seeds_and_batches() -> None:
     assert torch.allclose(ns.predict(model, X[:3], seed=5).mean, a[:3], atol=1e-6)
 
 
+def test_a_network_that_squeezes_and_dense_labels() -> None:
+    """A last batch of one row, and labels for every position."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), Squeeze())
+    model = ns.bayesian(net, ns.ssig(), n=10)
+    assert ns.predict(model, X, batch_size=16).mean.shape == (17,)
+    dense = ns.bayesian(nn.Sequential(nn.Conv1d(3, 4, 1), nn.ReLU(), nn.Conv1d(4, 2, 1)), ns.ssig(), n=8)
+    images, labels = torch.randn(8, 3, 5), torch.randint(0, 2, (8, 5))
+    history = ns.fit(
+        dense, (images, labels), likelihood=ns.Categorical(), epochs=1, validation=(images, labels), progress=False
+    )
+    assert 0 <= history[0].validation["accuracy"] <= 1
+    assert ns.predict(dense, images).log_density(labels).shape == (8, 5)
+
+
+class Squeeze(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.squeeze()
+
+
+def test_short_representations() -> None:
+    p = ns.predict(_regressor(), X)
+    assert repr(p) == "RegressionPrediction(17 rows, outputs of shape (1,))"
+    assert "tensor" not in repr(_regressor().nodes())
+    assert p != ns.predict(_regressor(), X)
+
+
 def test_prediction_leaves_the_model_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 1))
     model = ns.bayesian(net, ns.ssig(), n=10).train()
@@ -144,8 +170,8 @@ def test_a_calibrated_classifier_has_no_calibration_error() -> None:
         lambda: metrics.rmse([1.0, 2.0], [[1.0, 2.0]]),
         lambda: metrics.rmse([1.0, 2.0], [1.0]),
         lambda: metrics.rmse(torch.zeros(4, 1), torch.zeros(2, 2)),
-        lambda: metrics.accuracy(torch.ones(3), [0, 0, 0]),
-        lambda: metrics.accuracy(torch.ones(3, 2), [0, 0, 2]),
+        lambda: metrics.accuracy(torch.ones(3, 3) / 3, [0, 0]),
+        lambda: metrics.accuracy(torch.full((3, 2), 0.5), [0, 0, 2]),
         lambda: metrics.ece(torch.ones(0, 2), []),
     ],
 )

@@ -111,6 +111,12 @@ def test_convolutions_are_counted_by_channel() -> None:
     assert next(model._posteriors()).inclusion_prior == expected[0]
 
 
+@pytest.mark.parametrize("xi", [lambda s, B: 1.0 / s[0], lambda s, B: 0.0])
+def test_optimal_contraction_when_xi_says_nothing_of_B(xi: object) -> None:
+    best = theory.optimal_contraction([3, 5, 1], 40, xi)  # type: ignore[arg-type]
+    assert min(best.B) >= 0.1
+
+
 def test_optimal_contraction_is_a_minimum() -> None:
     """Against brute force over s and a fine grid of B, for a toy approximation error."""
 
@@ -119,7 +125,7 @@ def test_optimal_contraction_is_a_minimum() -> None:
 
     widths, n = [3, 12, 1], 5000
     best = theory.optimal_contraction(widths, n, xi)
-    grid = [10 ** (i / 25) for i in range(-75, 76)]
+    grid = [10 ** (i / 25) for i in range(-25, 76)]
     brute = min(
         theory.rate_sum(widths, n, (s, 1), (b0, b1), xi((s, 1), (b0, b1)))
         for s in range(1, 13)
@@ -139,12 +145,24 @@ def test_optimal_contraction_is_a_minimum() -> None:
     [
         (lambda: theory.u([3], 10), ValueError, "inputs and the outputs"),
         (lambda: theory.u([3, 0, 1], 10), ValueError, r"widths\[1\]"),
-        (lambda: theory.u([3, 2.5, 1], 10), TypeError, "whole numbers"),
+        (lambda: theory.u([3, 2.5, 1], 10), TypeError, r"widths\[1\] must be a whole number"),
         (lambda: theory.u([3, 2, 1], 0), ValueError, "at least 1"),
         (lambda: theory.u([3, 2, 1], 1.5), TypeError, "whole number"),
         (lambda: theory.vartheta([3, 2, 1], 10, B=[1, 2, 3]), ValueError, "B needs 2"),
         (lambda: theory.vartheta([3, 2, 1], 10, B=-1), ValueError, r"B\[0\]"),
         (lambda: theory.r([3, 2, 1], 10, [5]), ValueError, r"s\[0\]"),
+        (lambda: theory.u([3, True, 1], 10), TypeError, r"widths\[1\]"),
+        (lambda: theory.u([3, 2, 1], True), TypeError, "n, the number of observations"),
+        (lambda: theory.Topology((1.5,), (2,)), TypeError, r"fan_in\[0\]"),  # type: ignore[arg-type]
+        (lambda: theory.rate_sum([3, 2, 1], 10, [1], xi=-1.0), ValueError, "xi must be at least 0"),
+        (lambda: theory.epsilon([8, 50, 1], 1030, [10], B=1e-8), ValueError, "take B larger"),
+        (lambda: theory.s_circ([3, 2, 1], 10, 0.0), ValueError, "epsilon_n"),
+        (lambda: theory.edge_prior([3, 2, 1], 10, layers=-5), ValueError, "layers must be at least 0"),
+        (
+            lambda: theory.inclusion_priors([3, 2, 1], 10, C=[0.1, 0.1]),
+            ValueError,
+            "C needs 1 value, one for each hidden",
+        ),
         (lambda: theory.inclusion_priors([3, 2, 1], 10, C=0.0), ValueError, r"C\[0\]"),
         (lambda: theory.inclusion_priors([3, 2, 1], 10, C=1e9), ValueError, "smaller"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import warnings
@@ -68,7 +69,7 @@ def test_an_epochs_gradients_add_up_to_the_elbos(batch_size: int, samples: int) 
     model.zero_grad()
     plain = torch.distributions.Normal(model(X.double()), 0.5)
     (-plain.log_prob(Y[:, None].double()).sum() + model.kl()).backward()
-    for got, p in zip(added, model.parameters(), strict=True):
+    for got, p in zip(added, (p for p in model.parameters() if p.requires_grad), strict=True):
         assert torch.allclose(got, p.grad, rtol=1e-9, atol=1e-9)
 
 
@@ -307,6 +308,38 @@ def test_amp_is_off_by_default_and_works() -> None:
     assert np.isfinite(history[-1].elbo)
 
 
+def test_gradients_of_a_callers_own_are_no_part_of_the_fit() -> None:
+    clean, stale = _model(), _model()
+    stale.kl().backward()
+    for model in (clean, stale):
+        ns.fit(model, (X, Y), likelihood=ns.Gaussian(1.0), epochs=2, seed=0, **QUIET)
+    assert _same(_bits(clean), _bits(stale))
+
+
+def test_a_break_in_the_last_step_is_noticed() -> None:
+    with pytest.raises(FloatingPointError, match=r"after epoch 1, step 1.*Layer"):
+        ns.fit(_model(), (X, Y), likelihood=ns.Gaussian(1.0), epochs=1, batch_size=50, lr=1e38, **QUIET)
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    model = _model().to(torch.bfloat16)
+    ns.fit(model, (X, Y), likelihood=ns.Gaussian(1.0), epochs=2, checkpoint=tmp_path / "c", seed=0, **QUIET)
+    p = ns.predict(model, X)
+    assert p.quantile(0.5).dtype == torch.bfloat16
+    gate = (
+        next(
+            ns.bayesian(
+                nn.Sequential(nn.Linear(1, 5000), nn.ReLU(), nn.Linear(5000, 1)),
+                ns.Normal() * ns.Node(start=0.999999),
+                n=9,
+            )._posteriors()
+        )
+        .switches()["node"]
+        .to(torch.bfloat16)
+    )
+    assert sum(int((gate.draw() == 0).sum()) for _ in range(20)) <= 3  # of 100,000 at 1e-6, were the logit exact
+
+
 def test_clip() -> None:
     norms: list[float] = []
 
@@ -356,14 +389,21 @@ class _Flips(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return 50
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return X[i] * (1 if torch.rand(()) < 0.5 else -1), Y[i]
+        flips = [torch.rand(()).item(), np.random.rand(), random.random()]
+        return X[i] * torch.tensor([1.0 if f < 0.5 else -1.0 for f in flips]), Y[i]
 
 
 def _data(kind: str) -> Any:
-    return (X, Y) if kind == "arrays" else DataLoader(_Flips(), batch_size=20, shuffle=True)
+    """Arrays, a loader that draws from the global generators, and one with a generator of its own."""
+    np.random.seed(0)
+    random.seed(0)
+    if kind == "arrays":
+        return X, Y
+    own = torch.Generator().manual_seed(3) if kind == "own generator" else None
+    return DataLoader(_Flips(), batch_size=20, shuffle=True, generator=own)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "loader"])
+@pytest.mark.parametrize("kind", ["arrays", "loader", "own generator"])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"samples": 2}])
 @pytest.mark.parametrize("at", [1, 4, 6, 11])
 def test_stopped_anywhere_and_resumed(kind: str, options: dict[str, Any], at: int, tmp_path: Path) -> None:
@@ -371,15 +411,17 @@ def test_stopped_anywhere_and_resumed(kind: str, options: dict[str, Any], at: in
     whole = _model()
     reference = ns.fit(whole, _data(kind), epochs=4, **options, **COMMON)
 
-    class Kill(torch.optim.Adam):
-        steps = 0
+    steps = [0]
 
-        def step(self, closure: Any = None) -> Any:
-            out = super().step(closure)
-            Kill.steps += 1
-            if Kill.steps == min(at, 12 // options.get("accumulate", 1) - 1):
-                os.kill(os.getpid(), signal.SIGTERM)
-            return out
+    def count(*_: Any) -> None:
+        steps[0] += 1
+        if steps[0] == min(at, 12 // options.get("accumulate", 1) - 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def dying(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.Adam(ps, lr=1e-2, fused=True)
+        optimizer.register_step_post_hook(count)
+        return optimizer
 
     file = tmp_path / "fit.checkpoint"
     with pytest.raises(SystemExit) as stop:
@@ -388,7 +430,7 @@ def test_stopped_anywhere_and_resumed(kind: str, options: dict[str, Any], at: in
             _data(kind),
             epochs=4,
             checkpoint=file,
-            optimizer=lambda ps: Kill(ps, lr=1e-2, fused=True),
+            optimizer=dying,
             **options,
             **COMMON,
         )
@@ -431,6 +473,14 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:
         ({"seed": 6}, (X, Y), _model(), "seed"),
         ({}, (X, 2 * Y), _model(), "data"),
         ({}, (X, Y), _model(prior=ns.vbnn()), "plan"),
+        ({}, (X, Y), _model(prior=ns.Normal(1.0) * ns.Node(temperature=0.1)), "plan"),
+        ({"optimizer": lambda ps: torch.optim.SGD(ps, lr=1e-2)}, (X, Y), _model(), "optimizer"),
+        (
+            {},
+            (X, Y),
+            ns.bayesian(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), ns.ssig(), n=50),
+            "network",
+        ),
     ):
         with pytest.raises(ValueError, match=f"belongs to another fit: {word}"):
             ns.fit(model, data, epochs=1, checkpoint=file, **{**COMMON, **changed})

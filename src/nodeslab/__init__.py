@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nodeslab.model import bayesian as bayesian
     from nodeslab.prediction import Prediction as Prediction
     from nodeslab.prediction import predict as predict
+    from nodeslab.shrinking import ShrinkPlan as ShrinkPlan
+    from nodeslab.shrinking import shrink as shrink
+    from nodeslab.shrinking import shrink_plan as shrink_plan
     from nodeslab.spec import Edge as Edge
     from nodeslab.spec import Horseshoe as Horseshoe
     from nodeslab.spec import Node as Node
@@ -45,6 +48,7 @@ _HOME = {
     "prediction": ("Prediction", "predict"),
     "costs": ("Cost", "cost"),
     "io": ("load", "save"),
+    "shrinking": ("ShrinkPlan", "shrink", "shrink_plan"),
     "metrics": (),
     "theory": (),
 }

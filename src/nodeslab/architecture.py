@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nodeslab.model import is_guard
+
 __all__ = ["build", "describe"]
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -51,11 +53,14 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str]) -> dict[str, A
     kind = type(module)
     if getattr(nn, kind.__name__, None) is not kind or not kind.__module__.startswith("torch.nn.modules"):
         raise _Foreign(path)
+    hooks = [*module._forward_hooks.values(), *(h for h in module._forward_pre_hooks.values() if not is_guard(h))]
+    if hooks or "forward" in module.__dict__:  # what a hook or a forward of its own does is not in the constructor
+        raise _Foreign(path)
     if isinstance(module, CONTAINERS):
         children = {
             name: _describe(child, f"{path}.{name}".lstrip("."), seen)
             for name, child in module._modules.items()
-            if child
+            if child is not None
         }
         return {"type": kind.__name__, "children": children}
     if module._modules:

@@ -65,12 +65,12 @@ def _theory(args: argparse.Namespace) -> None:
         finite = [{k: None if math.isnan(v) else v for k, v in row.items()} for row in rows]
         print(json.dumps({"widths": args.widths, "n": args.n, "layers": finite}))
         return
-    print(f"{'l':>2}{'k_l':>7}{'k_l+1':>7}{'u_l':>10}{'vartheta_l':>12}{'C_l':>9}{'exponent':>10}{'lambda_l':>11}")
+    print(f"{'l':>2}{'k_l':>11}{'k_l+1':>11}{'u_l':>10}{'vartheta_l':>12}{'C_l':>9}{'exponent':>10}{'lambda_l':>11}")
     for row in rows:
         hidden = not math.isnan(row["C"])
         C_l, exponent = (f"{row['C']:g}", f"{row['exponent']:.3f}") if hidden else ("-", "-")
         print(
-            f"{row['l']:>2}{row['k_l']:>7}{row['k_l+1']:>7}{row['u']:>10.2f}{row['vartheta']:>12.2f}"
+            f"{row['l']:>2}{row['k_l']:>11}{row['k_l+1']:>11}{row['u']:>10.2f}{row['vartheta']:>12.2f}"
             f"{C_l:>9}{exponent:>10}{row['lambda']:>11.4g}"
         )
     print("k_l+1 is the number of nodes; lambda_l = exp(-C_l (k_l + 1) vartheta_l) / k_(l+1), B_l = k_l + 1.")
@@ -85,6 +85,8 @@ def _plot_theory(args: argparse.Namespace, C: float | Sequence[float] | None) ->
         raise ValueError('--plot needs matplotlib: pip install "nodeslab[plot]"') from e
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     theory.plot(args.widths, args.n, figure.subplots(), C)
+    if not args.plot.parent.is_dir():
+        raise ValueError(f"Cannot write {args.plot}: the folder {args.plot.parent} does not exist; make it first.")
     figure.savefig(args.plot, dpi=150)
     print(f"wrote {args.plot}", file=sys.stderr)
 
@@ -110,6 +112,8 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
+    if args.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {args.rounds}.")
     from nodeslab import bench
 
     result = bench.step(args.rounds)
@@ -128,6 +132,8 @@ def _bench(args: argparse.Namespace) -> None:
 
 
 def _demo(args: argparse.Namespace) -> None:
+    if (args.out.exists() and not args.out.is_dir()) or any(p.is_file() for p in args.out.parents):
+        raise ValueError(f"--out {args.out} is not a folder, and cannot become one.")
     from nodeslab import demo
 
     demo.run(args.out)

@@ -10,18 +10,19 @@ channels mixes them, and then every channel counts.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from nodeslab.layers import SELECTABLE, Geometry, geometry
-from nodeslab.model import Bayesian
+from nodeslab.data import as_inputs
+from nodeslab.layers import SELECTABLE, Geometry, geometry, takes_integers
+from nodeslab.model import Bayesian, copy_network
 
 __all__ = ["Cost", "LayerCost", "cost"]
 
@@ -40,7 +41,7 @@ class LayerCost:
     weights_small: int  # what the cut network holds: open rows x inputs that are left
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
     """The whole network; prints as a table."""
 
@@ -76,7 +77,7 @@ class Cost:
         """Nonzero weights, as a share of all: the paper's compression ratio."""
         return self.weights / self.weights_dense
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head = f"{'layer':<16}{'nodes':>14}{'multiplications':>26}{'weights':>22}"
         rows = [
             f"{c.path or '(net)':<16}{f'{c.open} of {c.nodes}':>14}{f'{c.flops:,} of {c.flops_dense:,}':>26}"
@@ -108,25 +109,56 @@ def _positions(layer: nn.Module, x: Tensor, out: Tensor) -> tuple[int, int]:
     return (inside if geometry(layer).transposed else outside), outside
 
 
-class _Probe:
-    """Forward hooks that put NaN on open nodes, zeros on closed ones, and count what arrives."""
+CALLS: tuple[Any, ...] = (
+    F.linear,
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)
+
+
+class _Probe(TorchFunctionMode):
+    """Puts NaN on open nodes and zeros on closed ones, wherever a layer's weight is used, and counts what arrives.
+
+    It sees the functions that the layers call, so a forward may call them itself with a layer's own weight.
+    """
 
     def __init__(self, net: nn.Module, masks: Mapping[str, Tensor]) -> None:
+        super().__init__()
         self.layers = {path: m for path, m in net.named_modules() if isinstance(m, SELECTABLE)}
+        self.of_weight = {id(m._parameters["weight"]): path for path, m in self.layers.items()}
         self.masks = masks
         self.flops: dict[str, tuple[int, int]] = {}
         self.live: dict[str, Tensor] = {}
 
-    def see(self, path: str, layer: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        x, g = inputs[0], geometry(layer)
-        live = _live_inputs(x, g, layer)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in CALLS:
+            weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
+            path = self.of_weight.get(id(weight))
+            if path is not None:
+                return self.see(path, self.layers[path], args[0], out)
+        return out
+
+    def open_nodes(self, path: str) -> Tensor:
         mask = self.masks.get(path)
-        open_ = torch.ones(g.nodes, dtype=torch.bool) if mask is None else mask.cpu()
+        return torch.ones(geometry(self.layers[path]).nodes, dtype=torch.bool) if mask is None else mask.cpu()
+
+    def left(self, path: str, live: Tensor) -> Tensor:
+        """For each node, how many weights come from inputs that are left."""
+        g = geometry(self.layers[path])
         taps = g.fan_in * g.groups // len(live)  # kernel positions
-        left = live.reshape(g.groups, -1).sum(1).repeat_interleave(g.nodes // g.groups)  # for each node
+        return live.reshape(g.groups, -1).sum(1).repeat_interleave(g.nodes // g.groups) * taps
+
+    def see(self, path: str, layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+        g, open_ = geometry(layer), self.open_nodes(path)
+        live = _live_inputs(x, g, layer)
         bias = layer._parameters["bias"] is not None
         weight_runs, bias_runs = _positions(layer, x, out)
-        now = int((left * open_).sum()) * taps * weight_runs + int(open_.sum()) * bias * bias_runs
+        now = int((self.left(path, live) * open_).sum()) * weight_runs + int(open_.sum()) * bias * bias_runs
         dense = g.nodes * (g.fan_in * weight_runs + bias * bias_runs)
         before = self.flops.get(path, (0, 0))
         self.flops[path] = (before[0] + dense, before[1] + now)
@@ -137,13 +169,10 @@ class _Probe:
 
 
 @contextmanager
-def _hooked(net: nn.Module, probe: _Probe) -> Iterator[None]:
-    handles = [layer.register_forward_hook(partial(probe.see, path)) for path, layer in probe.layers.items()]
-    handles += [
-        m.register_forward_hook(_all_live)
-        for m in net.modules()
-        if not isinstance(m, SELECTABLE) and isinstance(m, (nn.Embedding, nn.EmbeddingBag))
-    ]
+def _lookups_live(net: nn.Module) -> Iterator[None]:
+    """What an embedding gives depends on the input."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    handles = [m.register_forward_hook(_all_live) for m in net.modules() if isinstance(m, kinds)]
     try:
         yield
     finally:
@@ -155,43 +184,47 @@ def _all_live(module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor
     return torch.full_like(out, torch.nan)
 
 
-def _nan(x: Any) -> Any:
-    if not isinstance(x, Tensor):
-        x = torch.as_tensor(x)
-    return torch.full_like(x[:1].cpu(), torch.nan) if x.is_floating_point() else x[:1].cpu()
-
-
 class Probe:
     """Counts a network's cost again and again, for masks that change: the shape of one row is all it keeps."""
 
     def __init__(self, model: nn.Module, example: Any) -> None:
-        inputs = example if isinstance(example, tuple) else (example,)
-        plain = model.mean() if isinstance(model, Bayesian) else copy.deepcopy(model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"cost takes a network or a model, got {type(model).__name__}.")
+        if any(p.is_meta for p in model.parameters()):
+            raise ValueError("The network is on the meta device, which holds no numbers; give it real weights.")
+        plain = model.mean() if isinstance(model, Bayesian) else copy_network(model)
         self.net = plain.cpu().eval()
         dtype = next((p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.float32)
-        self.inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in map(_nan, inputs))
+        keep = takes_integers(self.net)
+        several = example if isinstance(example, tuple) else (example,)
+        rows = [as_inputs(x, dtype, "the example", keep).cpu()[:1] for x in several]
+        self.inputs = tuple(torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in rows)
 
     @torch.no_grad()
     def __call__(self, masks: Mapping[str, Tensor], weights: Mapping[str, int] | None = None) -> Cost:
         """The cost with these nodes open; `weights` overrides the count of nonzero weights (edge selection)."""
         probe = _Probe(self.net, masks)
-        with _hooked(self.net, probe):
-            self.net(*self.inputs)
+        try:
+            with _lookups_live(self.net), probe:
+                self.net(*self.inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError) as e:
+            shapes = ", ".join(str(tuple(x.shape)) for x in self.inputs)
+            raise ValueError(f"The network cannot take an example of shape {shapes}. Its own words: {e}") from e
         layers = []
         for path, layer in probe.layers.items():
             if path not in probe.flops:  # a layer that this forward does not use
                 continue
-            g = geometry(layer)
+            g, open_ = geometry(layer), probe.open_nodes(path)
             bias = layer._parameters["bias"] is not None
-            mask = masks.get(path)
-            open_ = torch.ones(g.nodes, dtype=torch.bool) if mask is None else mask.cpu()
-            left = probe.live[path].reshape(g.groups, -1).sum(1).repeat_interleave(g.nodes // g.groups)
-            taps = g.fan_in * g.groups // len(probe.live[path])
             count = int(open_.sum())
             dense, now = probe.flops[path]
             nonzero = count * (g.fan_in + bias) if weights is None or path not in weights else weights[path]
-            small = int((left * open_).sum()) * taps + count * bias
+            small = int((probe.left(path, probe.live[path]) * open_).sum()) + count * bias
             layers.append(LayerCost(path, g.nodes, count, dense, now, g.nodes * (g.fan_in + bias), nonzero, small))
+        if not layers:
+            raise ValueError(
+                f"{type(self.net).__name__} runs no Linear or convolution layer whose cost could be counted."
+            )
         return Cost(tuple(layers))
 
 

@@ -30,6 +30,9 @@ def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
             array = np.asarray(value)
     except Exception as e:
         raise ValueError(f"{name} cannot be read as an array ({e}); its rows must all have the same length.") from e
+    if array.dtype == object and all(isinstance(v, (bool, int, float, np.number, np.bool_)) for v in array.flat):
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float64)  # numbers in a mixed frame
     if array.dtype == object:
         raise TypeError(
             f"{name} holds {_odd_one(value, array)}; every value must be a number: encode or drop the others."
@@ -59,6 +62,11 @@ def _odd_one(value: Any, array: np.ndarray[Any, Any]) -> str:
             where += f", column {columns[place[1]]!r}" if columns is not None else f", column {place[1]}"
         return f"{item!r} ({type(item).__name__}) at {where}"
     return "Python objects (dtype object); convert it with astype(float)"
+
+
+def _whole_device(x: Tensor, name: str) -> None:
+    if x.device.type == "meta":
+        raise ValueError(f"{name} is on the meta device, which holds no numbers; give it real ones.")
 
 
 def _shape(shape: tuple[int, ...], name: str) -> None:
@@ -96,8 +104,9 @@ def as_inputs(X: Any, dtype: torch.dtype, name: str = "X", keep_integers: bool =
         if X.is_sparse or X.layout != torch.strided:
             raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense().")
         _shape(tuple(X.shape), name)
+        _whole_device(X, name)
         if keep_integers and not X.is_floating_point():
-            return X.detach()
+            return X.detach().long()
         out = X.detach().to(dtype)
         _finite(X.detach(), out, name)
         return out
@@ -115,7 +124,10 @@ def as_inputs(X: Any, dtype: torch.dtype, name: str = "X", keep_integers: bool =
 def as_targets(y: Any, name: str = "y") -> Tensor:
     """y as a tensor, integers kept as integers, every value finite."""
     if isinstance(y, Tensor):
-        out = y.detach()
+        if y.layout != torch.strided:
+            raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense().")
+        _whole_device(y, name)
+        out = y.detach().cpu()
     else:
         array = _array(y, name)
         _shape(array.shape, name)

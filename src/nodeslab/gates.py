@@ -35,7 +35,8 @@ class Gate(nn.Module):
         start_logit = kl.log_prior_odds(start)
         self.logit = nn.Parameter(torch.full(shape, start_logit, dtype=like.dtype, device=like.device))
         # log(lambda / (1 - lambda)): lambda itself would be 0 in float32 below 1e-45
-        self.register_buffer("log_odds", torch.tensor(kl.log_prior_odds(prior), dtype=torch.float64))
+        exact = torch.promote_types(like.dtype, torch.float32)
+        self.register_buffer("log_odds", torch.tensor(kl.log_prior_odds(prior), dtype=exact, device=like.device))
         self.temperature, self.gradient = temperature, gradient
 
     def inclusion(self) -> Tensor:
@@ -44,9 +45,9 @@ class Gate(nn.Module):
 
     def draw(self) -> Tensor:
         """z in {0, 1} with P(z = 1) = gamma exactly, with a gradient for the logit."""
-        tiny = torch.finfo(self.logit.dtype).tiny
-        u = torch.rand_like(self.logit).clamp(min=tiny)
-        soft = relaxed_bernoulli(self.logit, u, self.temperature)
+        exact = torch.promote_types(self.logit.dtype, torch.float32)  # u has too few values in half precision
+        u = torch.rand_like(self.logit, dtype=exact).clamp(min=torch.finfo(exact).tiny)
+        soft = relaxed_bernoulli(self.logit.to(exact), u, self.temperature).to(self.logit.dtype)
         hard = (soft.detach() > 0.5).to(soft.dtype)
         if not soft.requires_grad:
             return hard
@@ -61,5 +62,11 @@ class Gate(nn.Module):
 
     @torch.no_grad()
     def fix(self, open_: Tensor) -> None:
-        """Open (True) or close (False) each gate for good: gamma is 1 or 0 to the last bit, and stays."""
+        """Open (True) or close (False) each gate for good: gamma is 1 or 0 to the last bit, and is not trained."""
         self.logit.copy_(torch.where(open_, FIXED, -FIXED))
+        self.hold()
+
+    def hold(self) -> None:
+        """Take gates that are fixed out of training (an optimizer's weight decay would move them)."""
+        if bool((self.logit.detach().abs() == FIXED).all()):
+            self.logit.requires_grad_(False)

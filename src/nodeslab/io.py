@@ -15,6 +15,7 @@ from nodeslab import architecture, sealed
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian
 from nodeslab.posterior import Posterior
+from nodeslab.shrinking import take_shapes
 from nodeslab.spec import Edge, Factor, Horseshoe, Node, Normal, Prior
 
 __all__ = ["load", "save"]
@@ -40,6 +41,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         "class": f"{type(net).__module__}.{type(net).__qualname__}",
         "architecture": architecture.describe(net),
         "shared": shared,
+        "repr": repr(net),
+        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
         "torch": torch.__version__,
     }
     if isinstance(model, Bayesian):
@@ -85,8 +88,11 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Modul
     """Read what `ns.save` wrote: a Bayesian model, or a plain network.
 
     net: needed when the network is of a class of your own: a fresh instance, whose weights are overwritten in a
-    copy. Nothing in the file is run, and a file that is damaged, foreign or newer is refused.
+    copy; it may have the widths of the network before it was shrunk. Nothing in the file is run, and a file
+    that is damaged, foreign or newer is refused.
     """
+    if net is not None and not isinstance(net, nn.Module):
+        raise TypeError(f"net must be an instance of the network, got {net!r} of type {type(net).__name__}.")
     meta, tensors = sealed.read(path, "model")
     try:
         for name, other in meta["shared"].items():
@@ -96,6 +102,8 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Modul
         plain = _network(Path(path), meta, state, net)
         model: nn.Module = _bayesian(meta, plain, tensors) if meta["bayesian"] else plain
         model.load_state_dict(tensors)
+        for name in meta["frozen"]:
+            model.get_parameter(name).requires_grad_(False)
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"{path} is sealed but incomplete ({e!r}); it was not written by this nodeslab.") from e
     return model
@@ -108,15 +116,22 @@ def _network(path: Path, meta: dict[str, Any], state: dict[str, Tensor], net: nn
             f"{path} holds a network of the class {meta['class']}, which a file cannot carry: "
             "pass a fresh instance, ns.load(path, net=YourNetwork())."
         )
+    if net is not None and any(p.is_meta for p in net.parameters()):
+        raise ValueError("net is on the meta device, which holds no numbers; give an instance with weights.")
     shape = copy.deepcopy(net) if net is not None else architecture.build(tree, meta=True)
-    wanted = {name: tuple(t.shape) for name, t in shape.state_dict().items()}
     found = {name: tuple(t.shape) for name, t in state.items()}
+    take_shapes(shape, found)
+    wanted = {name: tuple(t.shape) for name, t in shape.state_dict().items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ValueError(
                 f"{path} does not fit this network: {name} is {found.get(name, 'absent')} in the file and "
                 f"{wanted.get(name, 'absent')} in the network."
             )
+    if repr(shape) != meta["repr"]:
+        ours, theirs = repr(shape).splitlines(), str(meta["repr"]).splitlines()
+        a, b = next(((x, y) for x, y in zip(ours, theirs, strict=False) if x != y), (ours[-1], theirs[-1]))
+        raise ValueError(f"{path} holds another network: where it has `{b.strip()}`, net has `{a.strip()}`.")
     if net is None:
         shape = architecture.build(tree)
     types = {name: t.dtype for name, t in state.items()}

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-__all__ = ["REFUSED", "SELECTABLE", "Geometry", "Layer", "geometry"]
+__all__ = ["REFUSED", "SELECTABLE", "Geometry", "Layer", "geometry", "takes_integers"]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -67,3 +67,8 @@ def geometry(layer: nn.Module) -> Geometry:
         fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
         return Geometry(layer.out_channels, fan_in, layer.groups, isinstance(layer, TRANSPOSED), linear=False)
     raise TypeError(f"{type(layer).__name__} is not a layer with nodes that nodeslab can select.")
+
+
+def takes_integers(net: nn.Module) -> bool:
+    """True for a network that looks numbers up, so that integers must stay integers."""
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nodeslab import metrics
+from nodeslab.checks import number
 
 if TYPE_CHECKING:
     from nodeslab.prediction import Prediction
@@ -34,6 +35,9 @@ class Noise(nn.Module):
 
 class Likelihood(ABC):
     """What turns outputs and targets into a log-likelihood."""
+
+    def outputs(self, outputs: Tensor) -> None:  # noqa: B027
+        """Refuse a network whose outputs this likelihood cannot take; by default it can take all."""
 
     @abstractmethod
     def targets(self, y: Tensor, outputs: Tensor) -> Tensor:
@@ -63,10 +67,8 @@ class Gaussian(Likelihood):
         if isinstance(self.sigma, str):
             if self.sigma != "learn":
                 raise ValueError(f'Gaussian: sigma must be a positive number or "learn", got {self.sigma!r}.')
-        elif isinstance(self.sigma, bool) or not isinstance(self.sigma, (int, float)):
-            raise TypeError(f'Gaussian: sigma must be a positive number or "learn", got {self.sigma!r}.')
-        elif not (0 < self.sigma < math.inf):
-            raise ValueError(f"Gaussian: sigma must be positive and finite, got {self.sigma}.")
+        else:
+            object.__setattr__(self, "sigma", number('Gaussian: sigma (a number, or "learn")', self.sigma, 1e-15, 1e15))
 
     @property
     def learns(self) -> bool:
@@ -86,6 +88,8 @@ class Gaussian(Likelihood):
         if y.is_complex():
             raise TypeError("y is complex; a Gaussian likelihood needs real targets.")
         values = y.to(outputs.dtype)
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"y holds NaN, or values that do not fit into {outputs.dtype}; standardise it.")
         wanted = outputs.shape[1:]
         if values.shape[1:] == wanted:
             return values
@@ -118,12 +122,15 @@ class Gaussian(Likelihood):
 class Categorical(Likelihood):
     """y ~ Cat(softmax(f(x))): the network gives one logit for each class, labels are 0 ... K-1."""
 
-    def targets(self, y: Tensor, outputs: Tensor) -> Tensor:
+    def outputs(self, outputs: Tensor) -> None:
         if outputs.dim() < 2 or outputs.shape[1] < 2:
             raise ValueError(
                 f"Categorical needs one output for each class, but the network gives {tuple(outputs.shape[1:])} for "
                 "each row. Give the last layer K >= 2 outputs, or use ns.Bernoulli() for one."
             )
+
+    def targets(self, y: Tensor, outputs: Tensor) -> Tensor:
+        self.outputs(outputs)
         if y.is_floating_point() or y.is_complex():
             raise TypeError(
                 f"Labels must be integers 0 ... K-1, got y of type {y.dtype}; convert it with y.astype(int)."
@@ -150,11 +157,8 @@ class Categorical(Likelihood):
         return F.cross_entropy(outputs, y, reduction="sum")
 
     def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
-        return {
-            "accuracy": metrics.accuracy(prediction.mean, y),
-            "nll": metrics.categorical_nll(prediction.mean, y),
-            "ece": metrics.ece(prediction.mean, y),
-        }
+        p = prediction.mean.movedim(1, -1)
+        return _classification(p.reshape(-1, p.shape[-1]), y.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,13 @@ class Bernoulli(Likelihood):
         return F.binary_cross_entropy_with_logits(outputs, y, reduction="sum")
 
     def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
-        p = torch.stack([1.0 - prediction.mean.reshape(-1), prediction.mean.reshape(-1)], 1)
-        labels = y.reshape(-1).long()
-        return {
-            "accuracy": metrics.accuracy(p, labels),
-            "nll": metrics.categorical_nll(p, labels),
-            "ece": metrics.ece(p, labels),
-        }
+        p = prediction.mean.reshape(-1)
+        return _classification(torch.stack([1.0 - p, p], 1), y.reshape(-1).long())
+
+
+def _classification(p: Tensor, labels: Tensor) -> dict[str, float]:
+    return {
+        "accuracy": metrics.accuracy(p, labels),
+        "nll": metrics.categorical_nll(p, labels),
+        "ece": metrics.ece(p, labels),
+    }

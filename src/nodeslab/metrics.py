@@ -1,4 +1,4 @@
-"""Figures of merit: numbers from predictions and truths (tensors or arrays, rows first)."""
+"""Figures of merit: numbers from predictions and truths (arrays, frames or tensors, rows first)."""
 
 from __future__ import annotations
 
@@ -8,42 +8,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nodeslab.checks import whole
+from nodeslab.data import as_targets
+
 __all__ = ["accuracy", "brier", "categorical_nll", "coverage", "ece", "gaussian_nll", "rmse"]
 
 
-def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both as float64 of one shape; (n,) and (n, 1) are the same thing, (n,) and (n, k) are a mistake."""
-    x, y = torch.as_tensor(a).double(), torch.as_tensor(b).double()
-    flat = tuple(t.squeeze(1) if t.dim() == 2 and t.shape[1] == 1 else t for t in (x, y))
-    if flat[0].shape != flat[1].shape:
-        raise ValueError(f"The two arguments must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
-    return flat[0], flat[1]
+def _values(x: Any, name: str) -> Tensor:
+    """Float64 without NaN; (n, 1) becomes (n,)."""
+    out = as_targets(x, name).double()
+    return out.squeeze(1) if out.dim() == 2 and out.shape[1] == 1 else out
+
+
+def _same(named: dict[str, Any]) -> list[Tensor]:
+    out = [_values(x, name) for name, x in named.items()]
+    for name, t in zip(named, out, strict=True):
+        if t.shape != out[0].shape:
+            first = next(iter(named))
+            raise ValueError(
+                f"{first} and {name} must have the same shape, got {tuple(out[0].shape)} and {tuple(t.shape)}."
+            )
+    return out
 
 
 def _labelled(probabilities: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    p, y = torch.as_tensor(probabilities).double(), torch.as_tensor(labels).reshape(-1).long()
+    """(n, classes) and n labels; one column, or none, is the probability of class 1."""
+    p, y = as_targets(probabilities, "probabilities").double(), as_targets(labels, "labels").reshape(-1)
+    if y.is_floating_point():
+        raise TypeError(f"labels must be integers 0 ... K-1, got type {y.dtype}; convert them with astype(int).")
+    if p.dim() == 1 or (p.dim() == 2 and p.shape[1] == 1):
+        p = torch.stack([1.0 - p.reshape(-1), p.reshape(-1)], 1)
     if p.dim() != 2 or len(p) != len(y):
         raise ValueError(
-            f"Probabilities must be (n, classes) with n labels, got {tuple(p.shape)} and {tuple(y.shape)}."
+            f"probabilities must be (n, classes) with n labels, got {tuple(p.shape)} and {tuple(y.shape)}."
         )
-    if len(y) == 0:
-        raise ValueError("There are no rows to score.")
+    if bool((p < -1e-6).any()) or bool(((p.sum(1) - 1.0).abs() > 1e-3).any()):
+        raise ValueError("probabilities must be between 0 and 1, and sum to 1 in each row; are these logits?")
     if int(y.min()) < 0 or int(y.max()) >= p.shape[1]:
-        raise ValueError(f"Labels must be 0 ... {p.shape[1] - 1}, got {int(y.min())} ... {int(y.max())}.")
+        raise ValueError(f"labels must be 0 ... {p.shape[1] - 1}, got {int(y.min())} ... {int(y.max())}.")
     return p, y
 
 
 def rmse(mean: Any, y: Any) -> float:
     """sqrt(mean (y - mean)^2)."""
-    a, b = _pair(mean, y)
+    a, b = _same({"mean": mean, "y": y})
     return math.sqrt(float((a - b).square().mean()))
 
 
 def gaussian_nll(mean: Any, std: Any, y: Any) -> float:
-    """mean of (y - m)^2 / (2 s^2) + log s + log(2 pi) / 2, in nats for each value."""
-    m, t = _pair(mean, y)
-    s = torch.as_tensor(std).double()
-    s = s.reshape(m.shape) if s.numel() == m.numel() else s.expand_as(m)
+    """mean of (y - m)^2 / (2 s^2) + log s + log(2 pi) / 2, in nats for each value; std may be one number."""
+    m, t = _same({"mean": mean, "y": y})
+    s = torch.full_like(m, float(std)) if isinstance(std, (int, float)) else _same({"std": std, "mean": mean})[0]
+    if not bool((s > 0).all()):
+        raise ValueError("std must be positive everywhere.")
     return float((((t - m) / s).square() / 2 + torch.log(s) + 0.5 * math.log(2 * math.pi)).mean())
 
 
@@ -69,16 +86,17 @@ def brier(probabilities: Any, labels: Any) -> float:
 def ece(probabilities: Any, labels: Any, bins: int = 15) -> float:
     """Expected calibration error: sum over bins of (share of rows) |accuracy - mean confidence|."""
     p, y = _labelled(probabilities, labels)
+    count = whole("bins", bins)
     confidence, guess = p.max(1)
-    which = (confidence * bins).long().clamp_max(bins - 1)
+    which = (confidence * count).long().clamp_max(count - 1)
     right = (guess == y).double()
-    total = torch.zeros(bins, dtype=torch.float64)
-    gap = total.clone().index_add_(0, which, right - confidence)
+    gap = torch.zeros(count, dtype=torch.float64).index_add_(0, which, right - confidence)
     return float(gap.abs().sum() / len(y))
 
 
 def coverage(low: Any, high: Any, y: Any) -> float:
     """The share of values with low <= y <= high."""
-    a, t = _pair(low, y)
-    b, _ = _pair(high, y)
+    a, b, t = _same({"low": low, "high": high, "y": y})
+    if bool((a > b).any()):
+        raise ValueError("low must not exceed high; were they exchanged?")
     return float(((a <= t) & (t <= b)).double().mean())

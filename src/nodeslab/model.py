@@ -6,17 +6,19 @@ from __future__ import annotations
 import copy
 import fnmatch
 import math
-import operator
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nodeslab import theory
+from nodeslab.checks import number, whole
 from nodeslab.layers import REFUSED, SELECTABLE, geometry
 from nodeslab.likelihoods import Likelihood, Noise
 from nodeslab.outputs import output_layers
@@ -27,15 +29,18 @@ from nodeslab.workspace import Workspace
 __all__ = ["Bayesian", "NodeRecord", "bayesian"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeRecord:
-    """One layer whose nodes can close. inclusion: for each node; open: how many exceed 0.5; mask: which."""
+    """One layer whose nodes can close. inclusion: for each node; open: how many are open; mask: which.
+
+    A node is open when its inclusion exceeds 0.5; under a horseshoe alone, when the rule of its threshold says so.
+    """
 
     path: str
     total: int
     open: int
-    inclusion: Tensor
-    mask: Tensor
+    inclusion: Tensor = field(repr=False)
+    mask: Tensor = field(repr=False)
 
     @property
     def sparsity(self) -> float:
@@ -61,6 +66,16 @@ def _must_be_drawn(path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None
         )
 
 
+def _network_must_be_drawn(path: str, net: nn.Module, inputs: tuple[Any, ...]) -> None:
+    _must_be_drawn(path, net.get_submodule(path), inputs)
+
+
+def copy_network(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy, also of a network whose forward has stored tensors that carry a graph."""
+    stored = [v for m in net.modules() for v in m.__dict__.values() if isinstance(v, Tensor) and not v.is_leaf]
+    return copy.deepcopy(net, {**{id(v): v.detach().clone() for v in stored}, **(memo or {})})
+
+
 class Bayesian(nn.Module):
     """A network whose weights have a posterior. `model(x)` is the output of a fresh draw.
 
@@ -80,6 +95,9 @@ class Bayesian(nn.Module):
         self._held: _Draw | None = None
         for posterior, layer in zip(posteriors, self._layers, strict=True):
             layer.register_forward_pre_hook(partial(_must_be_drawn, posterior.path))
+        first = posteriors[0].path
+        if first:  # a forward that uses a layer's weight by a function call is stopped at the door
+            net.register_forward_pre_hook(partial(_network_must_be_drawn, first))
 
     # ---- drawing -------------------------------------------------------------------------------------------
 
@@ -107,9 +125,9 @@ class Bayesian(nn.Module):
             sampled, divergence = posterior.draw(mean, None if workspace is None else workspace.layers[i])
             weights.append(sampled)
             total = total + divergence
-        self._held = _Draw(means, total)
-        self._put(tuple(weights))
         try:
+            self._held = _Draw(means, total)
+            self._put(tuple(weights))
             yield self.net
         finally:
             self._put(means)
@@ -146,6 +164,33 @@ class Bayesian(nn.Module):
         first = next(self.posteriors.parameters())
         return torch.zeros((), dtype=first.dtype, device=first.device)
 
+    def _not_held(self, what: str) -> None:
+        if self._held is not None:
+            raise RuntimeError(f"A draw is held: {what} after the `with model.drawn()` block, when the means are back.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._not_held("copy or pickle the model")
+        return dict(self.__dict__)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self._not_held("take the state_dict")
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's; a learnt noise in the state makes room for itself."""
+        self._not_held("load a state_dict")
+        if self.noise is None and "noise.log_sigma" in state_dict:
+            self.noise = Noise(torch.ones_like(state_dict["noise.log_sigma"]))
+        result = super().load_state_dict(state_dict, strict, assign)
+        for posterior in self._posteriors():
+            for gate in posterior.switches().values():
+                gate.hold()
+        return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._not_held("convert or move the model")
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     # ---- what the posterior says ---------------------------------------------------------------------------
 
     def kl(self) -> Tensor:
@@ -178,17 +223,15 @@ class Bayesian(nn.Module):
                 known = ", ".join(repr(r.path) for r in self.nodes())
                 raise ValueError(f"No Bayesian layer is called {path!r}; layers with nodes to set are {known}.")
             posterior = by_path[path]
-            values = torch.as_tensor(mask)
-            if values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()):
-                raise ValueError(
-                    f"The mask for layer '{path}' must hold bools (or 0 and 1), got {values.dtype} values."
-                )
+            values = as_mask(path, mask)
             if values.shape != (posterior.geometry.nodes,):
                 raise ValueError(
                     f"The mask for layer '{path}' must have shape ({posterior.geometry.nodes},), one bool for each "
                     f"node, got {tuple(values.shape)}."
                 )
-            checked.append((posterior, values.to(torch.bool)))
+            checked.append((posterior, values))
+        for posterior, _ in checked:
+            posterior.check_gates()
         for posterior, values in checked:
             posterior.fix(values.to(posterior.rho("weight").device))
 
@@ -204,11 +247,12 @@ class Bayesian(nn.Module):
                 for name, tensor in tensors.items():
                     drawn = layer._parameters[name]
                     memo[id(drawn)] = nn.Parameter(tensor.detach().clone())
-        net = copy.deepcopy(self.net, memo)
+        net = copy_network(self.net, memo)
+        for module in net.modules():
+            for key in [k for k, hook in module._forward_pre_hooks.items() if is_guard(hook)]:
+                del module._forward_pre_hooks[key]
         for posterior, mean in zip(self._posteriors(), means, strict=True):
             layer = net.get_submodule(posterior.path)
-            for key in [k for k, hook in layer._forward_pre_hooks.items() if _is_guard(hook)]:
-                del layer._forward_pre_hooks[key]
             with torch.no_grad():
                 for name, value in posterior.center(mean).items():
                     getattr(layer, name).copy_(value)
@@ -243,8 +287,27 @@ class Bayesian(nn.Module):
         return f"{sum(r.open for r in records)} of {sum(r.total for r in records)} nodes open"
 
 
-def _is_guard(hook: object) -> bool:
-    return isinstance(hook, partial) and hook.func is _must_be_drawn
+def as_mask(path: str, mask: Any) -> Tensor:
+    """A mask of nodes as bools, from anything like an array of bools or of 0 and 1."""
+    if isinstance(mask, Tensor):
+        values = mask.detach().cpu()
+    else:
+        try:
+            array = np.array(mask)
+            values = torch.from_numpy(array.astype(bool) if array.dtype == object else array.copy())
+            odd = array.dtype == object and not all(isinstance(v, (bool, int, np.bool_)) for v in array.flat)
+        except (TypeError, ValueError):
+            odd = True
+        if odd:
+            raise TypeError(f"The mask for layer '{path}' must be an array of bools, got {type(mask).__name__}.")
+    if values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()):
+        raise ValueError(f"The mask for layer '{path}' must hold bools (or 0 and 1), got other values.")
+    return values.to(torch.bool)
+
+
+def is_guard(hook: object) -> bool:
+    """True for the hooks that refuse to run a layer with its means."""
+    return isinstance(hook, partial) and hook.func in (_must_be_drawn, _network_must_be_drawn)
 
 
 # ---- building a model --------------------------------------------------------------------------------------------
@@ -256,6 +319,7 @@ def bayesian(
     n: int,
     *,
     init: str | float | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> Bayesian:
     """Put a prior on a network's weights: weight = gate x scale x (mean + spread x noise).
 
@@ -267,6 +331,9 @@ def bayesian(
     init: where the slab's means start. None keeps the network's own weights; "kaiming" draws Kaiming uniform
         (the paper's choice for classification); "uniform" or a number b draws U(-b, b), 0.6 by default (its
         choice for regression). The draws come from torch's global generator.
+    outputs: the paths of the layers that feed the network's output, where no node is selected. They are found from the
+        network's graph; a forward that cannot be traced is taken to end in its last layer, with a warning, unless
+        they are named here.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}.")
@@ -274,32 +341,46 @@ def bayesian(
         raise TypeError("net is a Bayesian model already; pass the plain network (model.mean(), or the one you built).")
     count = _count(n)
     _check_init(init)
+    lazy = next((p for p, m in net.named_modules() if isinstance(m, nn.modules.lazy.LazyModuleMixin)), None)
+    if lazy is not None and any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
+        raise ValueError(f"Layer '{lazy}' is lazy and has no shape yet; run one batch through the network first.")
     priors = _assign(net, spec)
-    copied = copy.deepcopy(net)
+    copied = copy_network(net)
     topology_paths = [p for p, m in _walk(copied) if isinstance(m, SELECTABLE)]
-    outputs, _ = output_layers(copied, topology_paths)
-    _check_selectable(priors, outputs)
-    lambdas = _inclusion_priors(copied, topology_paths, outputs, priors, count)
+    ends = _ends(net, topology_paths, priors, outputs)
+    _check_selectable(priors, ends)
+    lambdas = _inclusion_priors(copied, topology_paths, ends, priors, count)
     posteriors = []
     for path, prior in priors.items():
         layer = copied.get_submodule(path)
-        posteriors.append(Posterior(path, layer, prior, path in outputs, lambdas.get(path)))
+        posteriors.append(Posterior(path, layer, prior, path in ends, lambdas.get(path)))
         if init is not None:
             _initialise(layer, init)
     return Bayesian(copied, posteriors, count, _plain(copied, priors))
 
 
+def _ends(net: nn.Module, paths: list[str], priors: Mapping[str, Prior], given: Sequence[str] | None) -> set[str]:
+    """The layers that feed the output: the caller's, the graph's, or with a warning the last one."""
+    if given is not None:
+        if isinstance(given, str) or not given:
+            raise TypeError(f"outputs must be a list of module paths, such as ['head'], got {given!r}.")
+        for path in given:
+            if path not in paths:
+                raise ValueError(f"outputs: there is no layer {path!r}; the layers are {', '.join(map(repr, paths))}.")
+        return set(given)
+    found, seen = output_layers(copy_network(net), paths)
+    if not seen and any(isinstance(p.gate, Node) for p in priors.values()):
+        warnings.warn(
+            f"The forward of {type(net).__name__} cannot be traced, so its last layer {paths[-1]!r} is taken to feed "
+            "the output, where no node is selected. If that is wrong, name the layers: "
+            "ns.bayesian(..., outputs=[...]).",
+            stacklevel=3,
+        )
+    return found
+
+
 def _count(n: object) -> int:
-    try:
-        value = operator.index(n)  # type: ignore[arg-type]
-    except TypeError as e:
-        raise TypeError(
-            f"n, the number of observations, must be a whole number such as len(X), got {n!r} of type "
-            f"{type(n).__name__}."
-        ) from e
-    if isinstance(n, bool) or value < 1:
-        raise ValueError(f"n, the number of observations, must be at least 1, got {n!r}; pass n=len(X).")
-    return value
+    return whole("n, the number of observations (such as len(X)),", n)
 
 
 def _walk(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -331,7 +412,7 @@ def _assign(net: nn.Module, spec: object) -> dict[str, Prior]:
     single = None if patterns is not None else as_prior(spec, "spec")
     priors: dict[str, Prior] = {}
     used: set[str] = set()
-    owners: dict[int, str] = {}
+    owners = _owners(net)
     names: list[str] = []
     for path, module in _walk(net):
         matched = single
@@ -342,8 +423,8 @@ def _assign(net: nn.Module, spec: object) -> dict[str, Prior]:
                 used.add(hit)
         if isinstance(module, SELECTABLE):
             names.append(path)
-            _check_layer(path, module, owners)
             if matched is not None:
+                _check_layer(path, module, owners)
                 priors[path] = matched
         elif (why := _refusal(module)) is not None:
             if matched is not None:
@@ -360,6 +441,14 @@ def _assign(net: nn.Module, spec: object) -> dict[str, Prior]:
             )
     for pattern in patterns or {}:
         if pattern not in used:
+            earlier = next(
+                (p for p in patterns or {} if p != pattern and any(_both(n, p, pattern) for n in names)), None
+            )
+            if earlier is not None:
+                raise ValueError(
+                    f"spec: the pattern {pattern!r} comes too late, {earlier!r} has its layers already: the first "
+                    "match counts. Put it first."
+                )
             known = ", ".join(repr(p) for p in names) or "none"
             raise ValueError(f"spec: the pattern {pattern!r} matches no layer; the layers are {known}.")
     if not priors:
@@ -368,6 +457,10 @@ def _assign(net: nn.Module, spec: object) -> dict[str, Prior]:
             f"{' matched' if patterns else ''}. Pass a network that has one."
         )
     return priors
+
+
+def _both(name: str, a: str, b: str) -> bool:
+    return fnmatch.fnmatchcase(name, a) and fnmatch.fnmatchcase(name, b)
 
 
 def _has_own(module: nn.Module) -> bool:
@@ -388,7 +481,7 @@ _PASS = (
 )
 
 
-def _check_layer(path: str, layer: nn.Module, owners: dict[int, str]) -> None:
+def _check_layer(path: str, layer: nn.Module, owners: Mapping[int, list[str]]) -> None:
     kind = type(layer).__name__
     weight = layer._parameters.get("weight")
     if weight is None:
@@ -404,17 +497,36 @@ def _check_layer(path: str, layer: nn.Module, owners: dict[int, str]) -> None:
         raise TypeError(
             f"Layer '{path}' ({kind}) has weights of type {weight.dtype}; convert the network to a real type."
         )
+    if weight.is_meta:
+        raise ValueError(
+            f"Layer '{path}' ({kind}) is on the meta device, which holds no numbers; give it real weights."
+        )
     if weight.numel() == 0:
         raise ValueError(f"Layer '{path}' ({kind}) has no weights: its shape is {tuple(weight.shape)}.")
     for name, parameter in layer.named_parameters(recurse=False):
+        if name not in ("weight", "bias"):
+            raise ValueError(
+                f"Layer '{path}' ({kind}) has a parameter of its own, {name}, that no prior covers. Move it into a "
+                f"module of its own, or leave the layer plain with a dict, such as {{'{path}': None, '*': prior}}."
+            )
         if not torch.isfinite(parameter).all():
             raise ValueError(f"Layer '{path}' ({kind}) holds NaN or inf in its {name}; start from finite weights.")
-        if id(parameter) in owners and owners[id(parameter)] != path:
+        others = [p for p in owners[id(parameter)] if p != path]
+        if others:
             raise ValueError(
-                f"Layers '{owners[id(parameter)]}' and '{path}' share the parameter {name}: one draw cannot serve two "
-                "gates. Use the same layer twice instead of tying its weights."
+                f"'{path}' and '{others[0]}' share the parameter {name}: one draw cannot serve two layers. Use the "
+                "same layer twice instead of tying its weights."
             )
-        owners[id(parameter)] = path
+
+
+def _owners(net: nn.Module) -> dict[int, list[str]]:
+    """Which modules hold each parameter."""
+    owners: dict[int, list[str]] = {}
+    for path, module in net.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(path)
+    return owners
 
 
 def _check_selectable(priors: Mapping[str, Prior], outputs: set[str]) -> None:
@@ -463,14 +575,10 @@ def _inclusion_priors(
 
 
 def _check_init(init: object) -> None:
-    if init is None or init in ("kaiming", "uniform"):
-        return
-    if isinstance(init, str):
+    if isinstance(init, str) and init not in ("kaiming", "uniform"):
         raise ValueError(f"init must be 'kaiming', 'uniform', a number or None, got {init!r}.")
-    if isinstance(init, bool) or not isinstance(init, (int, float)):
-        raise TypeError(f"init must be 'kaiming', 'uniform', a number or None, got {type(init).__name__}.")
-    if not (init > 0 and math.isfinite(init)):
-        raise ValueError(f"init must be positive and finite, got {init}.")
+    if init is not None and not isinstance(init, str):
+        number("init ('kaiming', 'uniform', or a number)", init, 0.0, 1e6)
 
 
 def _initialise(layer: nn.Module, init: str | float) -> None:

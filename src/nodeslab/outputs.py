@@ -14,11 +14,12 @@ def output_layers(net: nn.Module, paths: Sequence[str]) -> tuple[set[str], bool]
     """The paths among `paths` that reach the output with no other of them between; True if the graph was seen.
 
     A forward that cannot be traced (control flow on data) is taken to end in the last layer of the module order.
+    The trace runs the user's forward on stand-ins, which it may keep: give a copy that is thrown away.
     """
     if list(paths) == [""]:
         return {""}, True
     try:
-        graph = torch.fx.Tracer().trace(net)
+        graph = _Tracer([net.get_submodule(p) for p in paths]).trace(net)
     except Exception:  # tracing runs the user's own forward on proxies: anything may come out
         return {paths[-1]}, False
     aliases = {name: next(p for p in paths if net.get_submodule(p) is m) for name, m in _named(net, paths)}
@@ -39,6 +40,18 @@ def output_layers(net: nn.Module, paths: Sequence[str]) -> tuple[set[str], bool]
                 seen.add(source)
                 queue.append(source)
     return (found, True) if found else ({paths[-1]}, False)
+
+
+class _Tracer(torch.fx.Tracer):
+    """Looks into torch's own composite modules too, when one of the layers is inside."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        inside = any(part is layer for part in m.modules() for layer in self.layers if part is not m)
+        return super().is_leaf_module(m, module_qualified_name) and not inside
 
 
 def _named(net: nn.Module, paths: Sequence[str]) -> list[tuple[str, nn.Module]]:

@@ -288,13 +288,16 @@ class Posterior(nn.Module):
             out[name] = (first, g * (self.spread(name).square() + mean.square()) - first.square())
         return out
 
-    def fix(self, mask: Tensor) -> None:
-        """Open and close this layer's nodes by hand; their gates stay there."""
+    def check_gates(self) -> None:
+        """Refuse a layer whose nodes cannot be set by hand."""
         if not self.selects or not self.gates:
             raise ValueError(
                 f"Layer '{self.path}' has no gates to set: its prior is {self.prior.describe()}"
                 f"{' and it feeds the output' if self.output else ''}. Give it ns.Node() or ns.Edge()."
             )
+
+    def fix(self, mask: Tensor) -> None:
+        """Open and close this layer's nodes by hand; their gates stay there."""
         for name, gate in self.switches().items():
             like = gate.logit
             gate.fix(mask if name == "node" else self.geometry.along(mask, like).expand_as(like))

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nodeslab.data import as_inputs
+from nodeslab.checks import probability, whole
+from nodeslab.data import as_inputs, as_targets, same_rows
+from nodeslab.layers import takes_integers
 from nodeslab.likelihoods import LOG_2PI, Bernoulli, Categorical, Gaussian, Likelihood
 from nodeslab.model import Bayesian
 
@@ -25,6 +27,9 @@ class Prediction(ABC):
     mean: Tensor
     std: Tensor
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.mean)} rows, outputs of shape {tuple(self.mean.shape[1:])})"
+
     @abstractmethod
     def quantile(self, q: float) -> Tensor:
         """The q-quantile of y for each row."""
@@ -35,18 +40,11 @@ class Prediction(ABC):
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds y with probability `level`: (low, high)."""
-        _probability("level", level)
+        level = probability("level", level)
         return self.quantile((1.0 - level) / 2.0), self.quantile((1.0 + level) / 2.0)
 
 
-def _probability(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number between 0 and 1, got {value!r}.")
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} must be between 0 and 1, got {value}.")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RegressionPrediction(Prediction):
     """y = f(x) + noise: `draws` holds f for each draw, (draws, n, ...); `noise` is sigma_e (0: f itself)."""
 
@@ -77,9 +75,10 @@ class RegressionPrediction(Prediction):
 
     def quantile(self, q: float) -> Tensor:
         """The q-quantile of the mixture (1/S) sum_s N(f_s, sigma_e^2), by bisection to the type's precision."""
-        _probability("q", q)
+        q = probability("q", q)
         if not bool((self.noise > 0).all()):
-            return torch.quantile(self.draws, q, dim=0)
+            exact = torch.promote_types(self.draws.dtype, torch.float32)
+            return torch.quantile(self.draws.to(exact), q, dim=0).to(self.draws.dtype)
         flat = self.draws.reshape(len(self.draws), -1)
         noise = self.noise.expand_as(self.draws[0]).reshape(-1)
         rows = max(1, 4_000_000 // len(flat))
@@ -89,7 +88,8 @@ class RegressionPrediction(Prediction):
         return torch.cat(parts).reshape(self.draws.shape[1:])
 
     def log_density(self, y: Any) -> Tensor:
-        values = torch.as_tensor(y).to(self.draws.dtype).reshape(self.draws.shape[1:])
+        values = Gaussian().targets(as_targets(y), self.draws[0])
+        same_rows(self.draws[0], values, ("The prediction", "y"))
         if not bool((self.noise > 0).all()):
             raise ValueError(
                 "There is no noise to give y a density: predict with a likelihood, such as ns.Gaussian(1.0)."
@@ -110,7 +110,7 @@ def _mixture_quantile(f: Tensor, noise: Tensor, q: float) -> Tensor:
     return (0.5 * (low + high)).to(noise.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassPrediction(Prediction):
     """Class probabilities: `mean` over draws, and `std` over draws; `expected_entropy` is the draws' mean entropy."""
 
@@ -143,10 +143,11 @@ class ClassPrediction(Prediction):
         raise ValueError("A class label has no quantile; see p.probabilities, p.entropy and p.mutual_information.")
 
     def log_density(self, y: Any) -> Tensor:
-        labels = torch.as_tensor(y).long()
+        labels = (Bernoulli() if self.binary else Categorical()).targets(as_targets(y), self.mean)
+        same_rows(self.mean, labels, ("The prediction", "y"))
         tiny = torch.finfo(self.mean.dtype).tiny
         if self.binary:
-            p = torch.where(labels.reshape(self.mean.shape) == 1, self.mean, 1.0 - self.mean)
+            p = torch.where(labels == 1, self.mean, 1.0 - self.mean)
         else:
             p = self.mean.gather(1, labels.reshape(len(labels), 1, *self.mean.shape[2:])).squeeze(1)
         return torch.log(p.clamp_min(tiny))
@@ -160,15 +161,18 @@ def _entropy(p: Tensor, binary: bool) -> Tensor:
     return each.sum(1)
 
 
+def _cuda_devices() -> list[int]:
+    """The devices whose generators `torch.manual_seed` would touch."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
 @contextmanager
-def isolated_seed(seed: int | None, device: torch.device) -> Iterator[int]:
+def isolated_seed(seed: int | None) -> Iterator[int]:
     """Torch's generators start from `seed` within the block (None: a fresh seed), and are put back after it."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise TypeError(f"seed must be a whole number or None, got {seed!r} of type {type(seed).__name__}.")
-    if seed is not None and not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be between 0 and 2**63 - 1, got {seed}.")
-    chosen = int(torch.randint(2**31 - 1, ()).item()) if seed is None else seed
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    chosen = int(torch.randint(2**31 - 1, ()).item()) if seed is None else whole("seed", seed, least=0)
+    if chosen >= 2**63:
+        raise ValueError(f"seed must be below 2**63, got {seed}.")
+    with torch.random.fork_rng(devices=_cuda_devices()):
         torch.manual_seed(chosen)
         yield chosen
 
@@ -183,11 +187,6 @@ def evaluating(net: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def takes_integers(net: nn.Module) -> bool:
-    """True for a network that looks numbers up, so that integers must stay integers."""
-    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())
 
 
 def inputs_for(model: Bayesian, X: Any, name: str = "X") -> tuple[Tensor, ...]:
@@ -220,7 +219,7 @@ def try_forward(model: Bayesian, inputs: tuple[Tensor, ...], name: str = "X") ->
     ]
     shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
     try:
-        with torch.no_grad(), evaluating(model), isolated_seed(0, device):
+        with torch.no_grad(), evaluating(model), isolated_seed(0):
             out = model(*few)
     except Exception as e:
         if not running:
@@ -243,13 +242,6 @@ def try_forward(model: Bayesian, inputs: tuple[Tensor, ...], name: str = "X") ->
     return out
 
 
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r} of type {type(value).__name__}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
-
-
 @torch.no_grad()
 def predict(
     model: Bayesian,
@@ -268,16 +260,19 @@ def predict(
     """
     if not isinstance(model, Bayesian):
         raise TypeError(f"model must come from ns.bayesian, got {type(model).__name__}.")
-    _whole("draws", draws)
-    _whole("batch_size", batch_size)
+    draws, batch_size = whole("draws", draws), whole("batch_size", batch_size)
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("The model is on the meta device, which holds no numbers; load its weights first.")
     inputs = inputs_for(model, X)
-    try_forward(model, inputs)
+    like = try_forward(model, inputs)
     chosen = model.likelihood if likelihood is None else likelihood
     if chosen is not None and not isinstance(chosen, Likelihood):
         raise TypeError(f"likelihood must be such as ns.Gaussian(1.0), got {type(chosen).__name__}.")
+    if chosen is not None:
+        chosen.outputs(like)
     device = next(model.posteriors.parameters()).device
-    with evaluating(model), isolated_seed(seed, device):
-        outputs = _outputs(model, inputs, draws, batch_size, device)
+    with evaluating(model), isolated_seed(seed):
+        outputs = _outputs(model, inputs, draws, batch_size, device, like)
         if isinstance(chosen, (Categorical, Bernoulli)):
             return _classes(outputs, draws, isinstance(chosen, Bernoulli))
         stacked = torch.stack(list(outputs))
@@ -288,13 +283,26 @@ def predict(
 
 
 def _outputs(
-    model: Bayesian, inputs: tuple[Tensor, ...], draws: int, batch_size: int, device: torch.device
+    model: Bayesian, inputs: tuple[Tensor, ...], draws: int, batch_size: int, device: torch.device, like: Tensor
 ) -> Iterator[Tensor]:
-    """The outputs for all rows on the CPU, one draw after the other."""
-    rows = len(inputs[0])
+    """The outputs for all rows on the CPU, one draw after the other; `like` has their shape, rows aside."""
+    rows, shape = len(inputs[0]), like.shape[1:]
+
+    def part(net: nn.Module, i: int) -> Tensor:
+        few = tuple(x[i : i + batch_size] for x in inputs)
+        try:
+            out: Tensor = net(*(x.to(device) for x in few))
+        except (IndexError, ValueError, RuntimeError) as e:
+            if isinstance(e, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"The network cannot take rows {i} to {i + len(few[0]) - 1} of X. Its own words: {e}"
+            ) from e
+        return out.cpu().reshape(len(few[0]), *shape)  # a network that squeezes loses the axis of a single row
+
     for _ in range(draws):
         with model.drawn() as net:
-            parts = [net(*(x[i : i + batch_size].to(device) for x in inputs)).cpu() for i in range(0, rows, batch_size)]
+            parts = [part(net, i) for i in range(0, rows, batch_size)]
         yield torch.cat(parts)
 
 

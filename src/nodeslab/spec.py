@@ -5,10 +5,12 @@ Everything here is frozen data; what is learnt lives in `gates.py`, `scales.py` 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import ClassVar, TypeAlias
+
+from nodeslab.checks import number, probability
 
 __all__ = [
     "Edge",
@@ -26,34 +28,32 @@ __all__ = [
 ]
 
 
-def _number(owner: str, name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{owner}: {name} must be a number, got {value!r} of type {type(value).__name__}.")
-    if not (low < value < high):
-        bounds = f"between {low:g} and {high:g}" if math.isfinite(high) else f"greater than {low:g} and finite"
-        raise ValueError(f"{owner}: {name} must be {bounds}, got {value!r}.")
+SMALL = 1e-15  # scales beyond 1e-15 and 1e15 overflow in float32 once squared
 
 
-def _probabilities(owner: str, prior: object) -> None:
-    """A prior inclusion probability, or one for each hidden layer."""
-    if prior is None:
-        return
-    if isinstance(prior, Sequence) and not isinstance(prior, str):
-        if not prior:
-            raise ValueError(f"{owner}: prior is empty; give one probability, or one for each hidden layer.")
-        for i, value in enumerate(prior):
-            _number(owner, f"prior[{i}]", value, 0.0, 1.0)
-        return
-    _number(owner, "prior", prior, 0.0, 1.0)
-
-
-def _gate(owner: str, prior: object, start: object, temperature: object, gradient: object) -> None:
+def _gate(owner: str, prior: object, start: object, temperature: object, gradient: object) -> dict[str, object]:
     """What every factor with a gate must hold to."""
-    _probabilities(owner, prior)
-    _number(owner, "start", start, 0.0, 1.0)
-    _number(owner, "temperature", temperature, 0.0, math.inf)
-    if gradient not in ("gumbel", "reinmax"):
+    if not isinstance(gradient, str) or gradient not in ("gumbel", "reinmax"):
         raise ValueError(f'{owner}: gradient must be "gumbel" or "reinmax", got {gradient!r}.')
+    return {
+        "prior": _probabilities(owner, prior),
+        "start": probability(f"{owner}: start", start),
+        "temperature": number(f"{owner}: temperature", temperature, 0.0),
+    }
+
+
+def _probabilities(owner: str, prior: object) -> float | tuple[float, ...] | None:
+    """A prior inclusion probability, or one for each hidden layer."""
+    if prior is None or isinstance(prior, Real):
+        return None if prior is None else probability(f"{owner}: prior", prior)
+    if isinstance(prior, str) or not isinstance(prior, Iterable):
+        raise TypeError(
+            f"{owner}: prior must be a number between 0 and 1, or one for each hidden layer, got {prior!r}."
+        )
+    values = tuple(probability(f"{owner}: prior[{i}]", value) for i, value in enumerate(prior))
+    if not values:
+        raise ValueError(f"{owner}: prior is empty; give one probability, or one for each hidden layer.")
+    return values
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Factor:
     """One factor of a prior; `*` multiplies factors into a `Prior`."""
 
     role: ClassVar[str]
+
+    def _set(self, **checked: object) -> None:
+        """Checked values in the place of what was given."""
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def __mul__(self, other: Factor | Prior) -> Prior:
         return Prior((self,)) * other
@@ -82,8 +87,10 @@ class Normal(Factor):
     role: ClassVar[str] = "slab"
 
     def __post_init__(self) -> None:
-        _number("Normal", "sigma", self.sigma, 0.0, math.inf)
-        _number("Normal", "rho", self.rho, -80.0, 80.0)
+        self._set(sigma=number("Normal: sigma", self.sigma, 0.0))
+        if not SMALL < self.sigma < 1 / SMALL:
+            raise ValueError(f"Normal: sigma must be between {SMALL:g} and {1 / SMALL:g}, got {self.sigma}.")
+        self._set(rho=number("Normal: rho", self.rho, -80.0, 80.0))
 
     def describe(self) -> str:
         return f"Normal({self.sigma:g})"
@@ -107,7 +114,7 @@ class Node(Factor):
     role: ClassVar[str] = "gate"
 
     def __post_init__(self) -> None:
-        _gate("Node", self.prior, self.start, self.temperature, self.gradient)
+        self._set(**_gate("Node", self.prior, self.start, self.temperature, self.gradient))
 
 
 @dataclass(frozen=True)
@@ -126,9 +133,9 @@ class Edge(Factor):
     role: ClassVar[str] = "gate"
 
     def __post_init__(self) -> None:
-        if isinstance(self.prior, Sequence):
-            raise TypeError("Edge: prior is one probability for the whole network, got a sequence.")
-        _gate("Edge", self.prior, self.start, self.temperature, self.gradient)
+        if self.prior is not None and not isinstance(self.prior, Real):
+            raise TypeError(f"Edge: prior must be one number for the whole network, got {self.prior!r}.")
+        self._set(**_gate("Edge", self.prior, self.start, self.temperature, self.gradient))
 
 
 @dataclass(frozen=True)
@@ -152,8 +159,8 @@ class Horseshoe(Factor):
 
     def __post_init__(self) -> None:
         for name in ("node", "layer", "slab_a", "slab_b", "threshold"):
-            _number("Horseshoe", name, getattr(self, name), 0.0, math.inf)
-        _number("Horseshoe", "certainty", self.certainty, 0.0, 1.0)
+            self._set(**{name: number(f"Horseshoe: {name}", getattr(self, name), 0.0, 1e15)})
+        self._set(certainty=probability("Horseshoe: certainty", self.certainty))
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,9 @@ class Prior:
     factors: tuple[Factor, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
+        for f in self.factors:
+            if not isinstance(f, Factor):
+                raise TypeError(f"A prior is made of factors such as ns.Node(), got {f!r} of type {type(f).__name__}.")
         for role in ("slab", "gate", "scale"):
             same = [f.describe() for f in self.factors if f.role == role]
             if len(same) > 1:
@@ -182,6 +192,8 @@ class Prior:
         for f in self.factors:
             if isinstance(f, Normal):
                 return f
+        if not self.factors:
+            raise ValueError("The prior has no factors; write ns.Normal(1.0), or ns.Normal(1.0) * ns.Node().")
         raise ValueError(f"The prior {self.describe()} has no slab; write ns.Normal(1.0) * {self.describe()}.")
 
     @property

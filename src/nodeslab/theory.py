@@ -11,10 +11,12 @@ the number of output channels, and k_l + 1 is the number of weights into one cha
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, TypeAlias
+
+from nodeslab.checks import number, whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,23 +59,18 @@ class Topology:
             )
         for name, values in (("fan_in", self.fan_in), ("nodes", self.nodes)):
             for i, value in enumerate(values):
-                if value < 1:
-                    raise ValueError(f"{name}[{i}] must be at least 1, got {value}.")
+                whole(f"{name}[{i}]", value)
 
     @classmethod
     def of(cls, widths: Widths) -> Topology:
         """From (k_0, ..., k_{L+1})."""
         if isinstance(widths, Topology):
             return widths
-        try:
-            k = [operator.index(w) for w in widths]
-        except TypeError as e:
-            raise TypeError(f"widths must be whole numbers (k_0, ..., k_(L+1)), got {widths!r}.") from e
+        if isinstance(widths, (str, bytes, dict)) or not isinstance(widths, Iterable):
+            raise TypeError(f"widths must be whole numbers (k_0, ..., k_(L+1)), got {widths!r}.")
+        k = [whole(f"widths[{i}]", w) for i, w in enumerate(widths)]
         if len(k) < 2:
             raise ValueError(f"widths needs at least the inputs and the outputs, got {k}; write e.g. [8, 50, 1].")
-        for i, value in enumerate(k):
-            if value < 1:
-                raise ValueError(f"widths[{i}] must be at least 1, got {value}.")
         return cls(tuple(k[:-1]), tuple(k[1:]))
 
     @property
@@ -86,24 +83,18 @@ Widths: TypeAlias = "Sequence[int] | Topology"
 
 
 def _observations(n: object) -> int:
-    try:
-        value = operator.index(n)  # type: ignore[arg-type]
-    except TypeError as e:
-        raise TypeError(f"n, the number of observations, must be a whole number, got {n!r}.") from e
-    if value < 1:
-        raise ValueError(f"n, the number of observations, must be at least 1, got {value}.")
-    return value
+    return whole("n, the number of observations,", n)
 
 
 def _each(name: str, values: float | Sequence[float], count: int) -> tuple[float, ...]:
     """One positive number for each of `count` layers; a single number serves all."""
-    out = (float(values),) * count if isinstance(values, (int, float)) else tuple(float(v) for v in values)
-    if len(out) != count:
-        raise ValueError(f"{name} needs {count} values, one for each layer, got {len(out)}.")
-    for i, v in enumerate(out):
-        if not (v > 0 and math.isfinite(v)):
-            raise ValueError(f"{name}[{i}] must be positive and finite, got {v}.")
-    return out
+    given: Sequence[object] = (values,) * count if isinstance(values, Real) else tuple(values)  # type: ignore[arg-type]
+    if len(given) != count:
+        which = "hidden layer" if name == "C" else "layer"
+        raise ValueError(
+            f"{name} needs {count} value{'s' if count != 1 else ''}, one for each {which}, got {len(given)}."
+        )
+    return tuple(number(f"{name}[{i}]", v, 0.0, 1e150) for i, v in enumerate(given))
 
 
 def u(widths: Widths, n: int) -> tuple[float, ...]:
@@ -165,19 +156,24 @@ def rate_sum(
     widths: Widths, n: int, s: Sequence[float], B: float | Sequence[float] | None = None, xi: float = 0.0
 ) -> float:
     """sum_l r_l + xi, which the remark on optimal contraction minimises; xi is the squared approximation error."""
-    return sum(r(widths, n, s, B)) + xi
+    return sum(r(widths, n, s, B)) + number("xi", xi, 0.0, least=True)
 
 
 def epsilon(
     widths: Widths, n: int, s: Sequence[float], B: float | Sequence[float] | None = None, xi: float = 0.0
 ) -> float:
     """epsilon_n = sqrt((sum_l r_l + xi) sum_l u_l), the contraction rate of theorem 4.4 (thm:var-post)."""
-    return math.sqrt(rate_sum(widths, n, s, B, xi) * sum(u(widths, n)))
+    total = rate_sum(widths, n, s, B, xi)
+    if total < 0:
+        raise ValueError(
+            f"sum r_l + xi is {total:.4g}: B is so small that its logarithm makes vartheta negative; take B larger."
+        )
+    return math.sqrt(total * sum(u(widths, n)))
 
 
 def s_circ(widths: Widths, n: int, epsilon_n: float) -> float:
     """s_l° = n epsilon_n^2 / sum_j u_j - 1, the same for every layer (above Lemma 4.1)."""
-    return n * epsilon_n**2 / sum(u(widths, n)) - 1.0
+    return n * number("epsilon_n", epsilon_n, 0.0, 1e100) ** 2 / sum(u(widths, n)) - 1.0
 
 
 def log_B_circ(widths: Widths, n: int, epsilon_n: float) -> float:
@@ -292,7 +288,7 @@ def edge_prior(widths: Widths, n: int, layers: int | None = None) -> float:
     t, n = Topology.of(widths), _observations(n)
     weights = sum((k + 1) * out for k, out in zip(t.fan_in, t.nodes, strict=True))
     largest = max(t.nodes[:-1]) if t.hidden else t.nodes[0]
-    L = t.hidden if layers is None else layers
+    L = t.hidden if layers is None else whole("layers", layers, least=0)
     return math.exp(-math.log(weights) - 0.1 * ((L + 1) * math.log(largest) + math.log(math.sqrt(n) * t.fan_in[0])))
 
 
@@ -318,7 +314,8 @@ def optimal_contraction(
     """s*, B* = argmin over s, B of sum_l r_l + xi(s, B): the remark on optimal contraction.
 
     xi(s, B) is the squared approximation error of the best network with at most s_l nodes whose incoming weights
-    have L1 norm at most B_l (l = 0 ... L). It depends on the unknown truth, so it is yours to give. Coordinate
+    have L1 norm at most B_l (l = 0 ... L). It depends on the unknown truth, so it is yours to give. B_l is sought
+    between 1/10 and 1000 (k_l + 1): below, log B_l would reward a bound for being small. Coordinate
     descent over whole s_l and over B_l on a grid that is refined around its best value; it ends in a point that
     no single change improves.
     """
@@ -326,9 +323,7 @@ def optimal_contraction(
     s, B = list(t.nodes), [k + 1.0 for k in t.fan_in]
 
     def value(s_: Sequence[int], b_: Sequence[float]) -> float:
-        error = float(xi(tuple(s_), tuple(b_)))
-        if math.isnan(error) or error < 0:
-            raise ValueError(f"xi(s, B) must be a squared error, at least 0; at s = {tuple(s_)} it is {error}.")
+        error = number(f"xi(s, B), a squared error, at s = {tuple(s_)}", xi(tuple(s_), tuple(b_)), 0.0, least=True)
         return rate_sum(t, n, s_, b_, error)
 
     best = value(s, B)
@@ -350,7 +345,8 @@ def optimal_contraction(
             for _level in range(8):
                 center = math.log(B[i])
                 for j in range(-10, 11):
-                    trial_b = [*B[:i], math.exp(center + width * j / 10), *B[i + 1 :]]
+                    b = min(max(math.exp(center + width * j / 10), 0.1), 1e3 * (t.fan_in[i] + 1))
+                    trial_b = [*B[:i], b, *B[i + 1 :]]
                     if (v := value(s, trial_b)) < best:
                         best, B = v, trial_b
                 width /= 5.0

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import signal
 import sys
 import threading
@@ -17,16 +18,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from nodeslab import sealed
+from nodeslab.checks import flag, number, whole
 from nodeslab.costs import Probe, edges_of, masks_of
 from nodeslab.data import as_targets, refuse_constant_columns, same_rows
-from nodeslab.likelihoods import Categorical, Gaussian, Likelihood, Noise
+from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian
+from nodeslab.posterior import Posterior
 from nodeslab.prediction import inputs_for, isolated_seed, predict, try_forward
 
 __all__ = ["History", "Ramp", "Record", "fit"]
@@ -49,10 +53,12 @@ class Ramp:
     log: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            object.__setattr__(self, name, number(f"Ramp: {name}", getattr(self, name), 0.0))
+        for name in ("begin", "until"):
+            object.__setattr__(self, name, number(f"Ramp: {name}", getattr(self, name), 0.0, least=True))
         if not 0.0 <= self.begin < self.until <= 1.0:
             raise ValueError(f"Ramp: 0 <= begin < until <= 1 is needed, got begin={self.begin}, until={self.until}.")
-        if not (self.start > 0 and self.end > 0):
-            raise ValueError(f"Ramp: start and end must be positive, got {self.start} and {self.end}.")
 
     def __call__(self, t: float) -> float:
         """The value after the share t of all epochs."""
@@ -148,6 +154,8 @@ class _Loader:
             except TypeError:
                 self.rows = None
         self.batch_size = 0
+        if iter(loader) is loader:
+            raise TypeError(f"data is a {type(loader).__name__}, which can be gone through once; give a DataLoader.")
 
     def _batch(self, item: Any) -> Batch:
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -159,18 +167,59 @@ class _Loader:
         return inputs, target
 
     def first(self) -> Batch:
-        state = torch.get_rng_state()
+        before = _Randomness.now(self)
         try:
             for item in self.loader:
                 batch = self._batch(item)
-                self.batch_size = self.batch_size or len(batch[1])
+                named = self.loader.batch_size if isinstance(self.loader, DataLoader) else None
+                self.batch_size = named or len(batch[1])
                 return batch
         finally:
-            torch.set_rng_state(state)
+            before.put_back(self)
         raise ValueError("The DataLoader gives no batch: its dataset is empty.")
 
     def epoch(self) -> Iterator[Batch]:
         return map(self._batch, self.loader)
+
+
+@dataclass
+class _Randomness:
+    """The states of all generators that a fit's data may draw from: torch's, numpy's, Python's, the loader's own."""
+
+    tensors: dict[str, Tensor]
+    python: Any
+
+    @classmethod
+    def now(cls, source: _Arrays | _Loader) -> _Randomness:
+        numpy_state: Any = np.random.get_state(legacy=True)
+        tensors = {"torch": torch.get_rng_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+        tensors["numpy"] = torch.from_numpy(numpy_state[1].astype(np.int64))
+        tensors |= {name: g.get_state() for name, g in _generators(source).items()}
+        version, numbers, extra = random.getstate()
+        rest = [str(numpy_state[0]), int(numpy_state[2]), int(numpy_state[3]), float(numpy_state[4])]
+        return cls(tensors, [version, list(numbers), extra, rest])
+
+    def put_back(self, source: _Arrays | _Loader) -> None:
+        torch.set_rng_state(self.tensors["torch"])
+        cuda = [self.tensors[k] for k in sorted(k for k in self.tensors if k.startswith("cuda"))]
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        version, numbers, extra, rest = self.python
+        np.random.set_state((rest[0], self.tensors["numpy"].numpy().astype(np.uint32), *rest[1:]))
+        random.setstate((version, tuple(numbers), extra))
+        for name, g in _generators(source).items():
+            g.set_state(self.tensors[name])
+
+
+def _generators(source: _Arrays | _Loader) -> dict[str, torch.Generator]:
+    """Generators of a loader's own, and of its sampler's."""
+    if not isinstance(source, _Loader) or not isinstance(source.loader, DataLoader):
+        return {}
+    places = {"loader": source.loader, "sampler": source.loader.sampler, "batch_sampler": source.loader.batch_sampler}
+    found = {name: place.__dict__.get("generator") for name, place in places.items() if place is not None}
+    return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
 
 def _source(model: Bayesian, data: Any, batch_size: int, allow_constant: bool) -> _Arrays | _Loader:
@@ -203,17 +252,17 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if self.active:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
+            for which in (signal.SIGTERM, signal.SIGINT):
+                self._before[which] = signal.signal(which, self._note)
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+    def _note(self, which: int, frame: FrameType | None) -> None:
+        self.received = which
         self._restore()
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
 
     def __exit__(self, *error: object) -> None:
         if self.active:
@@ -273,6 +322,9 @@ def fit(
         raise TypeError(f"model must come from ns.bayesian, got {type(model).__name__}; wrap the network first.")
     if model._held is not None:
         raise RuntimeError("A draw is held: call fit outside the `with model.drawn()` block.")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("fit needs gradients: call it outside torch.inference_mode().")
+    _refuse_meta(model)
     chosen = model.likelihood if likelihood is None else likelihood
     if chosen is None:
         raise ValueError(
@@ -292,7 +344,7 @@ def fit(
         lr_schedule=lr_schedule,
         likelihood_schedule=likelihood_schedule,
         validation_draws=validation_draws,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint=None if checkpoint is None else _path(checkpoint),
         checkpoint_seconds=checkpoint_seconds,
         callback=callback,
         optimizer=optimizer,
@@ -301,17 +353,31 @@ def fit(
         amp=amp,
         progress=progress,
     )
-    source = _source(model, data, batch_size, allow_constant)
+    source = _source(model, data, options.batch_size, flag("allow_constant", allow_constant))
     run = _Run(model, source, options, _validation(model, validation, chosen))
-    with isolated_seed(seed, run.device) as first:
+    with isolated_seed(seed) as first:
         run.history.seed = first
         run.resume()
         was_training = model.training
         try:
-            run.train()
+            with torch.enable_grad():
+                run.train()
         finally:
             model.train(was_training)
     return run.history
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"checkpoint must be a path, got {value!r} of type {type(value).__name__}.")
+    return Path(value)
+
+
+def _refuse_meta(model: Bayesian) -> None:
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(
+            "The model is on the meta device, which holds no numbers; move it with to_empty and load weights."
+        )
 
 
 @dataclass(frozen=True)
@@ -339,31 +405,32 @@ class _Options:
     progress: bool | None
 
     def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
         for name in ("epochs", "batch_size", "samples", "window", "validation_draws", "accumulate"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be a whole number, got {value!r} of type {type(value).__name__}.")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        for name in ("lr", "epsilon", "clip"):
-            value = getattr(self, name)
-            if value is None and name != "lr":
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}.")
+            put(name, whole(name, getattr(self, name)))
+        put("lr", number("lr", self.lr, 0.0))
+        put("checkpoint_seconds", number("checkpoint_seconds", self.checkpoint_seconds, 0.0, least=True))
+        for name in ("epsilon", "clip"):
+            if getattr(self, name) is not None:
+                put(name, number(name, getattr(self, name), 0.0))
+        put("amp", flag("amp", self.amp))
+        if self.progress is not None:
+            put("progress", flag("progress", self.progress))
+        if self.checkpoint is not None and not self.checkpoint.name:
+            raise ValueError(f"checkpoint must name a file, got {str(self.checkpoint)!r}.")
         for name in ("lr_schedule", "likelihood_schedule", "callback", "optimizer"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a function, got {value!r} of type {type(value).__name__}.")
 
-    def setting(self, source: _Arrays | _Loader, model: Bayesian) -> dict[str, Any]:
+    def setting(self, source: _Arrays | _Loader, model: Bayesian, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """What must be the same when a fit is resumed, by name; more epochs may follow where no schedule spans them."""
         digest = hashlib.sha256()
         if isinstance(source, _Arrays):
             for tensor in (*source.inputs, source.y):
-                digest.update(tensor.contiguous().numpy().data)
+                digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         same: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "epsilon", "window")
@@ -372,13 +439,16 @@ class _Options:
             schedule = getattr(self, name)
             same[name] = repr(schedule) if isinstance(schedule, Ramp) else schedule is not None
         scheduled = self.lr_schedule is not None or self.likelihood_schedule is not None
-        plan = [[p.path, p.describe_prior(), p.inclusion_prior, p.geometry.nodes] for p in model._posteriors()]
+        plan = [[p.path, repr(p.prior), p.output, p.inclusion_prior] for p in model._posteriors()]
         same |= {
             "likelihood": repr(self.likelihood),
             "batch_size": source.batch_size,
             "epochs": self.epochs if scheduled else None,
             "data": digest.hexdigest(),
+            "n": model.n,
             "plan": plan,
+            "network": repr(model.net),
+            "optimizer": f"{type(optimizer).__name__} {optimizer.defaults}",
         }
         return dict(json.loads(json.dumps(same)))
 
@@ -391,6 +461,11 @@ def _validation(model: Bayesian, pair: Any, likelihood: Likelihood) -> tuple[tup
     inputs, y = inputs_for(model, pair[0], "X of validation"), as_targets(pair[1], "y of validation")
     same_rows(inputs[0], y, ("X of validation", "y"))
     return inputs, likelihood.targets(y, try_forward(model, inputs, "X of validation"))
+
+
+def _scheduled(name: str, schedule: Schedule | None, share: float) -> float:
+    """The schedule's value, a positive number."""
+    return 1.0 if schedule is None else number(f"{name}({share:g})", schedule(share), 0.0)
 
 
 class _Run:
@@ -419,10 +494,16 @@ class _Run:
             self._check_targets(source.y)
         else:
             self.likelihood.targets(y, outputs)
+        self._refuse_lonely_rows()
         self._set_likelihood(outputs)
         parameters = [p for p in model.parameters() if p.requires_grad]
         make = options.optimizer
+        if not parameters:
+            raise ValueError("Every parameter of the model is frozen; set requires_grad on some, or do not fit.")
         self.optimizer = torch.optim.Adam(parameters, lr=options.lr, fused=True) if make is None else make(parameters)
+        if not isinstance(self.optimizer, torch.optim.Optimizer) or isinstance(self.optimizer, torch.optim.LBFGS):
+            kind = type(self.optimizer).__name__
+            raise TypeError(f"optimizer must make a torch optimizer that steps without a closure, got {kind}.")
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
         self.workspace = model.workspace(keep_gradients=options.samples == options.accumulate == 1)
         self.probe = Probe(model, inputs)
@@ -431,11 +512,11 @@ class _Run:
         self.sums = [0.0, 0.0, 0.0]  # nll, rows x kl, rows: of the epoch under way
         self.epoch_seconds = 0.0
         self.finished = False
-        self.epoch_start = torch.empty(0)  # the generator's state when the epoch under way began
-        self.setting = {} if options.checkpoint is None else options.setting(source, model)
+        self.epoch_start = _Randomness.now(source)  # when the epoch under way began
+        self.setting = {} if options.checkpoint is None else options.setting(source, model, self.optimizer)
 
     def _check_targets(self, y: Tensor) -> None:
-        if isinstance(self.likelihood, Categorical) and bool((y == y.reshape(-1)[0]).all()):
+        if isinstance(self.likelihood, (Bernoulli, Categorical)) and bool((y == y.reshape(-1)[0]).all()):
             raise ValueError(
                 f"y holds one class only ({int(y.reshape(-1)[0])} in every row); a classifier needs at least two."
             )
@@ -447,6 +528,18 @@ class _Run:
                 raise ValueError(
                     f"y is constant{f' in column {column}' if flat.shape[1] > 1 else ''} ({float(flat[0, column]):g} "
                     "in every row): there is nothing to learn. Check the target column."
+                )
+
+    def _refuse_lonely_rows(self) -> None:
+        """A batch norm cannot train on one row."""
+        source = self.source
+        if not isinstance(source, _Arrays) or not (source.batch_size == 1 or len(source.y) % source.batch_size == 1):
+            return
+        for path, m in self.model.net.named_modules():
+            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"With {len(source.y)} rows and batch_size={source.batch_size} a batch has one row, on which "
+                    f"layer '{path}' ({type(m).__name__}) cannot train; take another batch_size."
                 )
 
     def _set_likelihood(self, outputs: Tensor) -> None:
@@ -485,12 +578,13 @@ class _Run:
                 )
                 bar.update()
                 self.epoch, self.step, self.sums, self.epoch_seconds = self.epoch + 1, 0, [0.0, 0.0, 0.0], 0.0
-                if options.callback is not None and options.callback(self.model, record) is True:
+                said = None if options.callback is None else options.callback(self.model, record)
+                if isinstance(said, (bool, np.bool_)) and said:
                     self.history.stopped, self.finished = "callback", True
                 elif self._converged():
                     self.history.stopped, self.finished = "converged", True
                 last = self.finished or self.epoch == options.epochs
-                if signals.received is not None and not last:
+                if signals.received is not None:
                     self._leave(signals.received)
                 due = last or time.monotonic() - saved >= options.checkpoint_seconds
                 if options.checkpoint is not None and due:
@@ -500,10 +594,12 @@ class _Run:
     def _train_epoch(self, signals: _Signals) -> None:
         options = self.options
         self.model.train()
+        if self.step == 0:  # gradients of a caller's own are no part of this fit
+            self.optimizer.zero_grad(set_to_none=True)
         share = self.epoch / options.epochs
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = base if options.lr_schedule is None else base * options.lr_schedule(share)
-        weight = 1.0 if options.likelihood_schedule is None else options.likelihood_schedule(share)
+            group["lr"] = base * _scheduled("lr_schedule", options.lr_schedule, share)
+        weight = _scheduled("likelihood_schedule", options.likelihood_schedule, share)
         begun = time.perf_counter() - self.epoch_seconds
         for inputs, y in self._batches():
             self._step(tuple(x.to(self.device) for x in inputs), y.to(self.device), weight)
@@ -515,19 +611,24 @@ class _Run:
             raise ValueError("The DataLoader gave no batch in this epoch; it must be possible to go through it again.")
         if self.step % options.accumulate:
             self._update()
+        broken = self._broken_parameter()
+        if broken is not None:
+            raise FloatingPointError(
+                f"Training stopped after epoch {self.epoch + 1}, step {self.step}. {broken} {self._try()}"
+            )
 
     def _batches(self) -> Iterator[Batch]:
         """The batches of this epoch that are still to be done. A broken-off epoch is dealt out again from the
         generator's state at its start, and goes on with the state in which it stopped."""
         if self.step == 0:
-            self.epoch_start = torch.get_rng_state()
+            self.epoch_start = _Randomness.now(self.source)
             return iter(self.source.epoch())
-        now = torch.get_rng_state()
-        torch.set_rng_state(self.epoch_start)
+        now = _Randomness.now(self.source)
+        self.epoch_start.put_back(self.source)
         batches = iter(self.source.epoch())
         for _ in range(self.step):
             next(batches, None)
-        torch.set_rng_state(now)
+        now.put_back(self.source)
         return batches
 
     def _step(self, inputs: tuple[Tensor, ...], y: Tensor, weight: float) -> None:
@@ -536,8 +637,7 @@ class _Run:
         scale = 1.0 / (self.source.batch_size * options.samples * options.accumulate)
         for _ in range(options.samples):
             with model.drawn(self.workspace) as net:
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=options.amp):
-                    outputs = net(*inputs)
+                outputs = self._outputs(net, inputs)
                 if isinstance(self.source, _Loader):
                     y = self.likelihood.targets(y, outputs)
                 nll = self.likelihood.nll(outputs.float() if options.amp else outputs, y, model.noise)
@@ -552,6 +652,20 @@ class _Run:
         self.sums[2] += rows
         if (self.step + 1) % options.accumulate == 0:
             self._update()
+
+    def _outputs(self, net: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp):
+                out: Tensor = net(*inputs)
+        except (IndexError, ValueError, RuntimeError) as e:
+            if isinstance(e, torch.OutOfMemoryError):
+                raise
+            shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+            raise ValueError(
+                f"In epoch {self.epoch + 1}, step {self.step + 1}, the network cannot take a batch of shape "
+                f"{shapes}. Its own words: {e}"
+            ) from e
+        return out
 
     def _update(self) -> None:
         if self.options.clip is not None:
@@ -596,23 +710,29 @@ class _Run:
         what = next(n for n, v in zip(("likelihood", "KL"), values, strict=True) if not math.isfinite(v))
         raise FloatingPointError(
             f"Training stopped at epoch {self.epoch + 1}, step {self.step + 1}: the {what} is not finite. "
-            f"{self._first_not_finite(inputs)} Try a smaller lr (now {self.optimizer.param_groups[0]['lr']:g}), "
-            "clip=1.0, or standardised inputs and targets."
+            f"{self._broken_parameter() or self._broken_output(inputs)} {self._try()}"
         )
 
-    def _first_not_finite(self, inputs: tuple[Tensor, ...]) -> str:
-        """The layer in which NaN or inf first shows: among the parameters, else in the forward pass."""
-        for path, layer, posterior, means in zip(
-            (p.path for p in self.model._posteriors()),
-            self.model._layers,
-            self.model._posteriors(),
-            self.model._means(),
-            strict=True,
-        ):
-            for name, tensor in [*means.items(), *posterior.named_parameters()]:
-                if not bool(torch.isfinite(tensor).all()):
-                    kind = type(layer).__name__
-                    return f"The first layer with values that are not finite is '{path}' ({kind}), in its {name}."
+    def _try(self) -> str:
+        lr = self.optimizer.param_groups[0]["lr"]
+        return f"Try a smaller lr (now {lr:g}), clip=1.0, or standardised inputs and targets."
+
+    def _broken_parameter(self) -> str | None:
+        """Where NaN or inf stands among the parameters."""
+        for name, p in self.model.named_parameters():
+            if not bool(torch.isfinite(p).all()):
+                parts = name.split(".")
+                if parts[0] == "posteriors":
+                    posterior = self.model.posteriors[int(parts[1])]
+                    assert isinstance(posterior, Posterior)
+                    return f"Layer '{posterior.path}' has values that are not finite, in its {'.'.join(parts[2:])}."
+                path = ".".join(parts[1:-1])
+                kind = type(self.model.get_submodule(".".join(parts[:-1]))).__name__
+                return f"Layer '{path}' ({kind}) has values that are not finite, in its {parts[-1]}."
+        return None
+
+    def _broken_output(self, inputs: tuple[Tensor, ...]) -> str:
+        """The layer in whose output NaN or inf first shows."""
         found: list[str] = []
 
         def look(path: str, module: nn.Module, args: Any, out: Any) -> None:
@@ -634,18 +754,18 @@ class _Run:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, which: int) -> None:
         """Save, say so in one line, and end as the signal asks."""
         self.save()
-        name = signal.Signals(number).name
+        name = signal.Signals(which).name
         print(
             f"nodeslab: stopped by {name} in epoch {self.epoch + 1} of {self.options.epochs}; "
             f"saved {self.options.checkpoint}. The same call goes on from there.",
             file=sys.stderr,
         )
-        if number == signal.SIGINT:
+        if which == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        raise SystemExit(128 + which)
 
     def save(self) -> None:
         """Write everything that the rest of the fit depends on."""
@@ -662,9 +782,9 @@ class _Run:
         for i, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"]):
             if p.grad is not None:  # a half-accumulated step
                 tensors[f"gradient/{i}"] = p.grad
-        tensors["random/epoch"], tensors["random/now"] = self.epoch_start, torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        now = _Randomness.now(self.source)
+        for when, randomness in (("epoch", self.epoch_start), ("now", now)):
+            tensors |= {f"random/{when}/{name}": t for name, t in randomness.tensors.items()}
         meta = {
             "setting": self.setting,
             "epoch": self.epoch,
@@ -674,6 +794,7 @@ class _Run:
             "finished": self.finished,
             "stopped": self.history.stopped,
             "seed": self.history.seed,
+            "random": [self.epoch_start.python, now.python],
             "records": [asdict(r) for r in self.history.records],
             "optimizer": {"numbers": numbers, "groups": _groups(optimizer["param_groups"])},
         }
@@ -719,10 +840,12 @@ class _Run:
         self.epoch_seconds, self.finished = meta["epoch_seconds"], meta["finished"]
         self.history.stopped, self.history.seed = meta["stopped"], meta["seed"]
         self.history.records = [Record(**r) for r in meta["records"]]
-        self.epoch_start = tensors["random/epoch"]
-        torch.set_rng_state(tensors["random/now"])
-        if "random/cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random/cuda"], self.device)
+        states = [
+            {k.removeprefix(f"random/{when}/"): v for k, v in tensors.items() if k.startswith(f"random/{when}/")}
+            for when in ("epoch", "now")
+        ]
+        self.epoch_start = _Randomness(states[0], meta["random"][0])
+        _Randomness(states[1], meta["random"][1]).put_back(self.source)
 
 
 def _newest(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:

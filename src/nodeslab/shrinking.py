@@ -1,0 +1,558 @@
+"""From closed nodes to a network that is physically small, and answers the same.
+
+The plan comes from the network's own graph (`channels.py`): channels that belong together go together. A group goes
+when all of its channels are constant and everything that reads them can do without: a linear layer or a convolution
+adds their contribution to its bias. What cannot be taken out exactly stays, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from nodeslab.channels import NORMS, Probe, Tags, flat
+from nodeslab.layers import CONVOLUTIONS, SELECTABLE, TRANSPOSED, geometry
+from nodeslab.model import Bayesian
+
+__all__ = ["LayerPlan", "ShrinkPlan", "carry_optimizer", "cut_bayesian", "shrink", "shrink_plan"]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What happens to one layer: its widths before and after, and what was folded into its bias."""
+
+    path: str
+    kind: str
+    outputs: tuple[int, int]
+    inputs: tuple[int, int]
+    folded: int
+    kept_for: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShrinkPlan:
+    """Which channels go, as data; prints as a table. `keep` and `keep_inputs` hold indices for each module path."""
+
+    layers: tuple[LayerPlan, ...]
+    keep: dict[str, Tensor] = field(repr=False)
+    keep_inputs: dict[str, Tensor] = field(repr=False)
+    constants: dict[str, Tensor] = field(repr=False)
+    closed: dict[str, Tensor] = field(repr=False)
+
+    def __str__(self) -> str:
+        rows = [("layer", "module", "nodes", "inputs", "folded into the bias", "")]
+        for p in self.layers:
+            rows.append(
+                (
+                    p.path or "(net)",
+                    p.kind,
+                    f"{p.outputs[0]} -> {p.outputs[1]}",
+                    f"{p.inputs[0]} -> {p.inputs[1]}",
+                    f"{p.folded} constant{'s' if p.folded != 1 else ''}" if p.folded else "-",
+                    "; ".join(p.kept_for),
+                )
+            )
+        widths = [max(len(r[i]) for r in rows) for i in range(5)]
+        return "\n".join(
+            "  ".join([*(c.ljust(w) for c, w in zip(r[:5], widths, strict=True)), r[5]]).rstrip() for r in rows
+        )
+
+
+# ---- the plan ------------------------------------------------------------------------------------------------------
+
+
+def shrink_plan(
+    model: nn.Module, example: Any, open_nodes: Mapping[str, Any] | None = None, bayesian: bool = False
+) -> ShrinkPlan:
+    """What `shrink` would do, as data that prints itself.
+
+    example: one batch of inputs (a tuple for several). open_nodes: {path: mask} decides which nodes are open instead
+    of inclusion > 0.5, for instance by a draw. A plain network's closed nodes are those whose weights and bias are
+    all zero.
+    """
+    plain = model.mean() if isinstance(model, Bayesian) else copy.deepcopy(model)
+    plain = plain.cpu().double().eval()
+    closed = _closed(model, plain, open_nodes)
+    for path, mask in closed.items():  # closed by the caller's choice: gated to zero here as well
+        layer = plain.get_submodule(path)
+        with torch.no_grad():
+            for p in layer.parameters(recurse=False):
+                p.masked_fill_(geometry(layer).along(mask, p), 0.0)
+    probe = _probe(plain, example, closed)
+    for path, mask in closed.items():
+        if path in probe.rows and bool(mask.all()):
+            warnings.warn(
+                f"Layer '{path}' has no open node: one is kept, since a layer cannot have none. The network no longer "
+                "depends on this layer's inputs; train longer, or with a weaker prior.",
+                stacklevel=3,
+            )
+    constants = _settle(plain, probe, closed, model if bayesian and isinstance(model, Bayesian) else None)
+    return _written(plain, probe, closed, constants)
+
+
+def _closed(model: nn.Module, plain: nn.Module, open_nodes: Mapping[str, Any] | None) -> dict[str, Tensor]:
+    layers = {path: m for path, m in plain.named_modules() if isinstance(m, SELECTABLE)}
+    if open_nodes is not None:
+        out = {}
+        for path, mask in open_nodes.items():
+            if path not in layers:
+                raise ValueError(f"open_nodes: there is no layer {path!r}; layers are {', '.join(map(repr, layers))}.")
+            values = torch.as_tensor(mask).to(torch.bool).cpu()
+            if values.shape != (geometry(layers[path]).nodes,):
+                raise ValueError(
+                    f"open_nodes: the mask of '{path}' must have shape ({geometry(layers[path]).nodes},), got "
+                    f"{tuple(values.shape)}."
+                )
+            out[path] = ~values
+        return out
+    if isinstance(model, Bayesian):
+        return {r.path: ~r.mask.cpu() for r in model.nodes()}
+    found = {}
+    for path, layer in layers.items():
+        g = geometry(layer)
+        zero = (g.rows(layer._parameters["weight"]) == 0).all(1)  # type: ignore[arg-type]
+        bias = layer._parameters["bias"]
+        found[path] = zero if bias is None else zero & (bias == 0)
+    return found
+
+
+def _probe(plain: nn.Module, example: Any, closed: Mapping[str, Tensor]) -> Probe:
+    inputs = example if isinstance(example, tuple) else (example,)
+    tensors = tuple(torch.as_tensor(x).detach().cpu()[:1] for x in inputs)
+    tensors = tuple(x.double() if x.is_floating_point() else x for x in tensors)
+    try:
+        with torch.no_grad():
+            plain(*tensors)
+    except Exception as e:
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise ValueError(f"The network cannot take an example of shape {shapes}: {e}") from e
+    try:
+        graph = torch.fx.GraphModule(plain, torch.fx.Tracer().trace(plain))
+    except Exception as e:
+        raise ValueError(
+            f"The forward of {type(plain).__name__} cannot be traced ({e}): shrinking needs a graph without control "
+            "flow on data. Move the branch out of the network, or write it with torch.where."
+        ) from e
+    probe = Probe(graph, closed)
+    with torch.no_grad():
+        probe.run(*(torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in tensors))
+    return probe
+
+
+def _settle(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], model: Bayesian | None) -> dict[str, Tensor]:
+    """Block every channel that cannot go; returns each layer's constants by input channel."""
+    tags = probe.tags
+    constants: dict[str, Tensor] = {}
+    for path, rows in probe.rows.items():
+        layer = plain.get_submodule(path)
+        mask = closed.get(path, torch.zeros(len(rows), dtype=torch.bool))
+        for tag, shut in zip(rows, mask.tolist(), strict=True):
+            if not shut:
+                tags.block(tag, "open")
+        constants[path] = _constants(path, layer, probe, model)
+    changed = True
+    while changed:
+        changed = False
+        for path, rows in probe.rows.items():
+            if all(tags.find(t) not in tags.why for t in rows):
+                tags.block(rows[0], "the last node of its layer")
+                changed = True
+            columns = probe.columns[path]
+            if all(tags.find(t) not in tags.why for t in columns):
+                tags.block(columns[0], f"the last input of '{path}'")
+                changed = True
+            g = geometry(plain.get_submodule(path))
+            if g.groups > 1 and not g.groups == len(columns) == len(rows):
+                changed |= _balance(tags, rows, g.groups, f"the groups of '{path}'")
+                changed |= _balance(tags, columns, g.groups, f"the groups of '{path}'")
+    return constants
+
+
+def _constants(path: str, layer: nn.Module, probe: Probe, model: Bayesian | None) -> Tensor:
+    """The constant of each input channel; a channel that has none, or whose constant cannot be folded, is blocked."""
+    calls = torch.cat(probe.seen[path], 1)
+    value = calls[:, 0].clone()
+    same = (calls == value[:, None]).all(1)
+    padded = isinstance(layer, CONVOLUTIONS) and layer.padding_mode == "zeros" and _pads(layer)
+    why = "its constant is not the same everywhere"
+    for tag, c, uniform in zip(probe.columns[path], value.tolist(), same.tolist(), strict=True):
+        if not uniform:
+            if not math.isnan(c):
+                probe.tags.block(tag, why)
+            else:
+                probe.tags.block(tag, "open")
+        elif c != 0.0 and padded:
+            probe.tags.block(tag, f"its constant {c:.4g} meets the zero padding of '{path}'")
+        elif c != 0.0 and isinstance(layer, TRANSPOSED):
+            probe.tags.block(tag, f"its constant {c:.4g} meets the border of '{path}'")
+        elif c != 0.0 and model is not None and (reason := _unfoldable(path, layer, model)) is not None:
+            probe.tags.block(tag, f"its constant {c:.4g} cannot be folded: {reason}")
+    return torch.nan_to_num(value)
+
+
+def _unfoldable(path: str, layer: nn.Module, model: Bayesian) -> str | None:
+    """Why a random weight times a constant cannot become part of a Gaussian bias."""
+    posterior = next((p for p in model._posteriors() if p.path == path), None)
+    if posterior is None:
+        return None
+    if "weight" in posterior.gates:
+        return f"'{path}' has a gate on every edge"
+    return None if layer._parameters["bias"] is not None else f"'{path}' has no bias"
+
+
+def _pads(layer: nn.Module) -> bool:
+    padding = layer.padding
+    return padding == "same" or (not isinstance(padding, str) and any(p > 0 for p in padding))  # type: ignore[union-attr]
+
+
+def _balance(tags: Tags, channels: list[int], groups: int, why: str) -> bool:
+    """Every group must lose as many channels as the one that can lose fewest."""
+    size = len(channels) // groups
+    parts = [channels[i * size : (i + 1) * size] for i in range(groups)]
+    free = [[t for t in part if tags.find(t) not in tags.why] for part in parts]
+    fewest = min(min(map(len, free)), size - 1)
+    surplus = [t for part in free for t in part[fewest:]]
+    for tag in surplus:
+        tags.block(tag, why)
+    return bool(surplus)
+
+
+def _written(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], constants: dict[str, Tensor]) -> ShrinkPlan:
+    tags = probe.tags
+
+    def kept(channels: list[int]) -> Tensor:
+        return torch.tensor([i for i, t in enumerate(channels) if tags.find(t) in tags.why], dtype=torch.long)
+
+    keep = {path: kept(rows) for path, rows in probe.rows.items()}
+    keep |= {path: kept(channels) for path, channels in probe.sliced.items()}
+    keep_inputs = {path: kept(columns) for path, columns in probe.columns.items()}
+    layers = []
+    for path, rows in probe.rows.items():
+        layer = plain.get_submodule(path)
+        gone = torch.ones(len(constants[path]), dtype=torch.bool)
+        gone[keep_inputs[path]] = False
+        mask = closed.get(path, torch.zeros(len(rows), dtype=torch.bool)).tolist()
+        reasons: dict[str, int] = {}
+        for tag, shut in zip(rows, mask, strict=True):
+            why = tags.why.get(tags.find(tag))
+            if shut and why is not None:
+                label = "tied to an open node" if why == "open" else why
+                reasons[label] = reasons.get(label, 0) + 1
+        layers.append(
+            LayerPlan(
+                path,
+                type(layer).__name__,
+                (len(rows), len(keep[path])),
+                (len(probe.columns[path]), len(keep_inputs[path])),
+                int((constants[path][gone] != 0).sum()),
+                tuple(f"{count} closed kept: {why}" for why, count in reasons.items()),
+            )
+        )
+    return ShrinkPlan(tuple(layers), keep, keep_inputs, constants, dict(closed))
+
+
+# ---- the cut -------------------------------------------------------------------------------------------------------
+
+
+def _cut_weight(weight: Tensor, layer: nn.Module, rows: Tensor, columns: Tensor) -> Tensor:
+    """The weights of the kept nodes from the kept inputs, in the layer's own layout."""
+    g = geometry(layer)
+    if g.groups == 1:
+        return weight[columns][:, rows] if g.transposed else weight[rows][:, columns]
+    if g.groups == g.nodes == len_inputs(layer):
+        return weight[rows]
+    per_out, per_in = g.nodes // g.groups, len_inputs(layer) // g.groups
+    parts = []
+    for i in range(g.groups):
+        r = rows[(rows >= i * per_out) & (rows < (i + 1) * per_out)]
+        c = columns[(columns >= i * per_in) & (columns < (i + 1) * per_in)]
+        parts.append(weight[c][:, r - i * per_out] if g.transposed else weight[r][:, c - i * per_in])
+    return torch.cat(parts)
+
+
+def len_inputs(layer: nn.Module) -> int:
+    """Input channels, or features."""
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Shell:
+    """A layer's shape, without the layer."""
+
+    nodes: int
+    inputs: int
+    groups: int
+    transposed: bool
+    linear: bool
+
+
+def _shell(layer: nn.Module) -> _Shell:
+    g = geometry(layer)
+    return _Shell(g.nodes, len_inputs(layer), g.groups, g.transposed, g.linear)
+
+
+def _by_input(weight: Tensor, g: _Shell) -> Tensor:
+    """The weight from each input channel to each node, summed over the kernel: (nodes, inputs)."""
+    inputs = g.inputs
+    summed = weight.reshape(*weight.shape[:2], -1).sum(2)
+    if g.transposed:
+        summed = summed.T if g.groups == 1 else summed
+    if g.groups == 1:
+        return summed
+    out = torch.zeros(g.nodes, inputs, dtype=weight.dtype)
+    per_out, per_in = g.nodes // g.groups, inputs // g.groups
+    for i in range(g.groups):
+        r, c = slice(i * per_out, (i + 1) * per_out), slice(i * per_in, (i + 1) * per_in)
+        out[r, c] = summed[c].T if g.transposed else summed[r]
+    return out
+
+
+def _resize(layer: nn.Module, rows: int, columns: int) -> None:
+    """The layer's own record of its sizes."""
+    if isinstance(layer, nn.Linear):
+        layer.in_features, layer.out_features = columns, rows
+        return
+    assert isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED))
+    if layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1:
+        layer.groups = rows
+    layer.in_channels, layer.out_channels = columns, rows
+
+
+def _cut_plain(net: nn.Module, plan: ShrinkPlan, gated: bool) -> None:
+    """Cut every layer of a network in place; `gated` sets the closed nodes that are kept to zero first."""
+    for part in plan.layers:
+        layer = net.get_submodule(part.path)
+        weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+        assert weight is not None
+        rows, columns = plan.keep[part.path], plan.keep_inputs[part.path]
+        where = weight.device
+        with torch.no_grad():
+            w = weight.detach().clone()
+            b = None if bias is None else bias.detach().clone()
+            if gated and part.path in plan.closed:
+                shut = plan.closed[part.path].to(where)
+                w.masked_fill_(geometry(layer).along(shut, w), 0.0)
+                if b is not None:
+                    b.masked_fill_(shut, 0.0)
+            added = _folded(w, layer, plan, part.path)
+            if b is not None or bool((added != 0).any()):
+                exact = added if b is None else b.double().cpu() + added
+                if gated and part.path in plan.closed:
+                    exact = exact.masked_fill(plan.closed[part.path], 0.0)
+                small = exact[rows].to(w.dtype).to(where)
+                layer._parameters["bias"] = nn.Parameter(small, requires_grad=weight.requires_grad)
+            cut = _cut_weight(w, layer, rows.to(where), columns.to(where)).contiguous()
+            layer._parameters["weight"] = nn.Parameter(cut, requires_grad=weight.requires_grad)
+        _resize(layer, len(rows), len(columns))
+    listed = {part.path for part in plan.layers}
+    for path in plan.keep.keys() - listed:
+        _cut_by_channel(net.get_submodule(path), plan.keep[path])
+
+
+def _folded(weight: Tensor, layer: nn.Module, plan: ShrinkPlan, path: str) -> Tensor:
+    """sum over the channels taken out of w psi(0), for each node."""
+    gone = torch.ones(len(plan.constants[path]), dtype=torch.bool)
+    gone[plan.keep_inputs[path]] = False
+    return _by_input(weight.double().cpu(), _shell(layer))[:, gone] @ plan.constants[path][gone]
+
+
+def _cut_by_channel(module: nn.Module, keep: Tensor) -> None:
+    """A norm, or a parametric activation: one number for each channel."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        chosen = parameter.detach()[keep.to(parameter.device)].clone()
+        module._parameters[name] = nn.Parameter(chosen, requires_grad=parameter.requires_grad)
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if buffer.dim():
+            module._buffers[name] = buffer[keep.to(buffer.device)].clone()
+    if isinstance(module, nn.PReLU):
+        module.num_parameters = len(keep)
+    else:
+        module.num_features = len(keep)  # type: ignore[assignment]
+
+
+def shrink(
+    model: nn.Module,
+    example: Any,
+    open_nodes: Mapping[str, Any] | None = None,
+    *,
+    bayesian: bool = False,
+) -> nn.Module:
+    """The network without its closed nodes.
+
+    Plain, by default: at the posterior mean, it answers as the gated dense network does; this is checked once more on
+    the example before it is returned. bayesian=True: still a Bayesian model, with the spreads of what is left, that
+    predicts with uncertainty and trains on. The model itself is untouched. See `shrink_plan` for the arguments.
+    """
+    plan = shrink_plan(model, example, open_nodes, bayesian)
+    if bayesian:
+        if not isinstance(model, Bayesian):
+            raise TypeError(f"bayesian=True needs a model from ns.bayesian, got {type(model).__name__}.")
+        return cut_bayesian(model, plan)
+    plain = model.mean() if isinstance(model, Bayesian) else copy.deepcopy(model)
+    gated = copy.deepcopy(plain)
+    _cut_plain(plain, plan, gated=True)
+    _check(gated, plain, plan, example)
+    return plain
+
+
+def cut_bayesian(model: Bayesian, plan: ShrinkPlan) -> Bayesian:
+    """A smaller Bayesian model after a plan: means, spreads, gates and scales of what is kept.
+
+    The constant of a node that is taken out goes into the bias that it fed: a sum of independent normals, so
+    mean b + sum c mu and variance s_b^2 + sum c^2 s^2.
+    """
+    slim = copy.deepcopy(model)
+    cutters = _cutters(model, plan)
+    spreads = {p.path: _folded_spread(p, plan) for p in model._posteriors() if p.path in plan.constants}
+    _cut_plain(slim.net, plan, gated=False)
+    for i, posterior in enumerate(slim._posteriors()):
+        layer = slim.net.get_submodule(posterior.path)
+        with torch.no_grad():
+            for name, parameter in list(posterior.named_parameters()):
+                value = parameter.detach()
+                if name == "rho_bias" and (wider := spreads.get(posterior.path)) is not None:
+                    value = torch.log(torch.expm1(wider)).to(value)
+                cut = cutters.get(f"posteriors.{i}.{name}")
+                if cut is not None:
+                    owner, _, leaf = name.rpartition(".")
+                    kept = nn.Parameter(cut(value).clone(), requires_grad=parameter.requires_grad)
+                    posterior.get_submodule(owner)._parameters[leaf] = kept
+        posterior.geometry = geometry(layer)
+    return slim
+
+
+def _folded_spread(posterior: Any, plan: ShrinkPlan) -> Tensor | None:
+    """The bias' spread with the folded weights' in it; None where nothing is folded."""
+    path = posterior.path
+    gone = torch.ones(len(plan.constants[path]), dtype=torch.bool)
+    gone[plan.keep_inputs[path]] = False
+    c = plan.constants[path][gone]
+    if "bias" not in posterior.names or not bool((c != 0).any()):
+        return None
+    g = posterior.geometry
+    variance = posterior.spread("weight").detach().double().cpu().square()
+    inputs = len(plan.constants[path])
+    shell = _Shell(g.nodes, inputs, g.groups, g.transposed, g.linear)
+    added = _by_input(variance, shell)[:, gone] @ c.square()
+    return torch.sqrt(posterior.spread("bias").detach().double().cpu().square() + added)
+
+
+def _cutters(model: Bayesian, plan: ShrinkPlan) -> dict[str, Callable[[Tensor], Tensor]]:
+    """{parameter name: how a tensor of its shape is cut} for all that a plan changes; optimizer state is cut so too."""
+    cutters: dict[str, Callable[[Tensor], Tensor]] = {}
+
+    def by_row(rows: Tensor, t: Tensor) -> Tensor:
+        return t[rows.to(t.device)]
+
+    def by_weight(layer: nn.Module, rows: Tensor, columns: Tensor, t: Tensor) -> Tensor:
+        return _cut_weight(t, layer, rows.to(t.device), columns.to(t.device)).contiguous()
+
+    numbers = {p.path: i for i, p in enumerate(model._posteriors())}
+    for path, rows in plan.keep.items():
+        module = model.net.get_submodule(path)
+        base = f"net.{path}." if path else "net."
+        row = partial(by_row, rows)
+        if path not in plan.keep_inputs:
+            cutters |= {base + name: row for name, _ in module.named_parameters(recurse=False)}
+            continue
+        whole = partial(by_weight, copy.deepcopy(module), rows, plan.keep_inputs[path])
+        cutters |= {base + "weight": whole, base + "bias": row}
+        if path in numbers:
+            base = f"posteriors.{numbers[path]}."
+            cutters |= {base + "rho_weight": whole, base + "rho_bias": row, base + "gates.node.logit": row}
+            cutters |= {base + "gates.weight.logit": whole, base + "gates.bias.logit": row}
+            cutters |= {base + "scale.node.mean": row, base + "scale.node.rho": row}
+    return cutters
+
+
+def _carried(value: Any, cut: Callable[[Tensor], Tensor] | None) -> Any:
+    """A piece of an optimizer's state, cut like its parameter; nothing is shared with the old one."""
+    if not isinstance(value, Tensor):
+        return copy.copy(value)
+    return (value if cut is None else cut(value)).detach().clone()
+
+
+def carry_optimizer(
+    optimizer: torch.optim.Optimizer, model: Bayesian, slim: Bayesian, plan: ShrinkPlan
+) -> torch.optim.Optimizer:
+    """An optimizer of the same kind for the smaller model, with the state of what was kept."""
+    cutters = _cutters(model, plan)
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = dict(slim.named_parameters())
+    groups = []
+    for group in optimizer.param_groups:
+        kept = [found[names[id(p)]] for p in group["params"] if names[id(p)] in found]
+        groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": kept})
+    carried = type(optimizer)(groups, **{k: v for k, v in optimizer.defaults.items() if k in ("lr",)})
+    for old, state in optimizer.state.items():
+        name = names[id(old)]
+        cut = cutters.get(name)
+        carried.state[found[name]] = {
+            key: _carried(v, cut if isinstance(v, Tensor) and v.shape == old.shape and v.dim() else None)
+            for key, v in state.items()
+        }
+    return carried
+
+
+def take_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Make room in a network, in place, for the smaller tensors of one that was cut from it."""
+    for path, found in net.named_modules():
+        module: Any = found
+        base = f"{path}." if path else ""
+        own = {name: p for name, p in [*module._parameters.items(), *module._buffers.items()] if base + name in shapes}
+        if not isinstance(found, (*SELECTABLE, *NORMS, nn.PReLU)) or "weight" not in own:
+            continue
+        if own["weight"] is None or tuple(own["weight"].shape) == shapes[base + "weight"]:
+            continue
+        like, wanted = own["weight"], shapes[base + "weight"]
+        if len(wanted) != like.dim() or any(a > b for a, b in zip(wanted, like.shape, strict=True)):
+            continue  # not one that was cut from this: the caller's comparison says so
+        for name in own:
+            room = torch.empty(shapes[base + name], dtype=like.dtype)
+            if name in module._parameters:
+                module._parameters[name] = nn.Parameter(room)
+            else:
+                module._buffers[name] = room
+        if isinstance(found, SELECTABLE):
+            g = geometry(found)
+            depthwise = g.groups > 1 and g.groups == len_inputs(module) == g.nodes
+            rows, columns = (wanted[1] * g.groups, wanted[0]) if g.transposed else (wanted[0], wanted[1] * g.groups)
+            _resize(module, rows, rows if depthwise else columns)
+        elif isinstance(found, nn.PReLU):
+            module.num_parameters = wanted[0]
+        else:
+            module.num_features = wanted[0]
+
+
+def _check(dense: nn.Module, small: nn.Module, plan: ShrinkPlan, example: Any) -> None:
+    """Both networks on the example, in float64."""
+    dense, small = (copy.deepcopy(net).cpu().double().eval() for net in (dense, small))
+    for path, shut in plan.closed.items():
+        layer = dense.get_submodule(path)
+        with torch.no_grad():
+            for p in layer.parameters(recurse=False):
+                p.masked_fill_(geometry(layer).along(shut, p), 0.0)
+    inputs = example if isinstance(example, tuple) else (example,)
+    tensors = [torch.as_tensor(x).detach().cpu()[:2] for x in inputs]
+    tensors = [x.double() if x.is_floating_point() else x for x in tensors]
+    with torch.no_grad():
+        try:
+            a, b = flat(dense(*tensors)), flat(small(*tensors))
+        except Exception as e:
+            raise ValueError(
+                f"The forward of {type(dense).__name__} holds sizes written as numbers, so it cannot run with fewer "
+                f"nodes ({e}). Write them with -1 or x.shape."
+            ) from e
+    for x, y in zip(a, b, strict=True):
+        scale = max(1.0, float(x.abs().max())) if x.numel() else 1.0
+        if x.shape != y.shape or not torch.allclose(x, y, rtol=0, atol=1e-6 * scale):
+            raise ValueError("The shrunk network does not answer as the dense one does; please report this network.")

@@ -1,0 +1,462 @@
+"""Shrinking is exact: the small network answers as the dense one with its closed nodes gated to zero."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import nodeslab as ns
+from nodeslab.shrinking import _cut_weight, carry_optimizer, cut_bayesian
+
+
+class Forward(nn.Module):
+    """Layers by name, and a forward given as a function of the module and its inputs."""
+
+    def __init__(self, run: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+class Forward2(Forward):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.run(self, x, z)
+
+
+def _mlp(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 9), activation, nn.Linear(9, 8), copy.deepcopy(activation), nn.Linear(8, 3))
+
+
+def _cnn(*between: nn.Module, padding: int = 0) -> nn.Module:
+    flat = 7 * (3 if padding == 0 else 5) ** 2
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=padding),
+        *between,
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 7, 3, padding=padding),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(flat, 3),
+    )
+
+
+def _residual(m: Forward, x: Tensor) -> Tensor:
+    h = torch.sigmoid(m.stem(x))
+    for block in (m.a, m.b):
+        h = F.silu(h + block(h))
+    return m.head(h.mean((2, 3)))
+
+
+def _block() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6)
+    )
+
+
+def _dense(m: Forward, x: Tensor) -> Tensor:
+    a = torch.sigmoid(m.a(x))
+    b = torch.relu(m.b(a))
+    c = torch.relu(m.c(torch.cat([a, b], 1)))
+    return m.head(torch.flatten(F.adaptive_avg_pool2d(torch.cat([a, b, c], 1), 1), 1))
+
+
+def _unet(m: Forward, x: Tensor) -> Tensor:
+    down = F.silu(m.down(x))
+    low = F.silu(m.low(F.max_pool2d(down, 2)))
+    up = F.silu(m.up(low))
+    return m.head(torch.cat([down, up], 1))
+
+
+def _mobile(m: Forward, x: Tensor) -> Tensor:
+    h = F.relu6(m.norm1(m.expand(x)))
+    h = F.relu6(m.norm2(m.depthwise(h)))
+    return m.head(m.project(h).mean((2, 3)))
+
+
+def _squeeze(m: Forward, x: Tensor) -> Tensor:
+    h = torch.relu(m.conv(x))
+    s = torch.sigmoid(m.up(torch.relu(m.down(h.mean((2, 3), keepdim=True)))))
+    return m.head((h * s).flatten(1))
+
+
+IMAGE, ROWS = (3, 2, 10, 10), (4, 5)
+ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
+    **{
+        f"mlp {type(a).__name__}": ((lambda a=a: _mlp(a)), [ROWS])
+        for a in (nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(), nn.ELU(), nn.Softplus(), nn.Hardsigmoid())
+    },
+    "mlp PReLU by channel": (lambda: nn.Sequential(nn.Linear(5, 9), nn.PReLU(9), nn.Linear(9, 3)), [ROWS]),
+    "mlp without biases": (
+        lambda: nn.Sequential(nn.Linear(5, 9, bias=False), nn.Sigmoid(), nn.Linear(9, 3, bias=False)),
+        [ROWS],
+    ),
+    "batch norm 1d": (lambda: nn.Sequential(nn.Linear(5, 9), nn.BatchNorm1d(9), nn.Sigmoid(), nn.Linear(9, 3)), [ROWS]),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(5, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 3)), [ROWS]),
+    "tokens": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Sigmoid(), nn.Linear(9, 3)), [(4, 6, 5)]),
+    "conv1d": (
+        lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.Sigmoid(), nn.Conv1d(6, 4, 2), nn.Flatten(), nn.Linear(28, 3)),
+        [(3, 2, 10)],
+    ),
+    "conv2d": (lambda: _cnn(nn.Sigmoid()), [(3, 2, 12, 12)]),
+    "conv2d, batch norm": (lambda: _cnn(nn.BatchNorm2d(6), nn.ReLU()), [(3, 2, 12, 12)]),
+    "conv2d, group norm": (lambda: _cnn(nn.GroupNorm(3, 6), nn.ReLU()), [(3, 2, 12, 12)]),
+    "conv2d, instance norm": (lambda: _cnn(nn.InstanceNorm2d(6, affine=True), nn.Tanh()), [(3, 2, 12, 12)]),
+    "zero padding, psi(0) = 0": (lambda: _cnn(nn.SiLU(), padding=1), [IMAGE]),
+    "zero padding, psi(0) = 1/2": (lambda: _cnn(nn.Sigmoid(), padding=1), [IMAGE]),
+    "reflected padding": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 3),
+            nn.Sigmoid(),
+            nn.Conv2d(6, 4, 3, padding=1, padding_mode="reflect"),
+            nn.Flatten(),
+            nn.Linear(256, 3),
+        ),
+        [IMAGE],
+    ),
+    "conv3d": (
+        lambda: nn.Sequential(nn.Conv3d(1, 5, 2), nn.Sigmoid(), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(40, 3)),
+        [(2, 1, 5, 5, 5)],
+    ),
+    "adaptive pooling": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 3), nn.Sigmoid(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)
+        ),
+        [IMAGE],
+    ),
+    "strided and dilated": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 3, stride=2), nn.Softplus(), nn.Conv2d(6, 5, 2, dilation=2), nn.Flatten(), nn.Linear(20, 3)
+        ),
+        [IMAGE],
+    ),
+    "grouped": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 12, 3, groups=4), nn.ReLU(), nn.Flatten(), nn.Linear(432, 3)
+        ),
+        [IMAGE],
+    ),
+    "depthwise": (
+        lambda: Forward(
+            _mobile,
+            expand=nn.Conv2d(2, 8, 1),
+            norm1=nn.BatchNorm2d(8),
+            depthwise=nn.Conv2d(8, 8, 3, groups=8),
+            norm2=nn.BatchNorm2d(8),
+            project=nn.Conv2d(8, 4, 1),
+            head=nn.Linear(4, 3),
+        ),
+        [IMAGE],
+    ),
+    "transposed": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(2, 6, 3, stride=2), nn.SiLU(), nn.ConvTranspose2d(6, 4, 2), nn.Tanh(), nn.Conv2d(4, 2, 1)
+        ),
+        [(3, 2, 4, 4)],
+    ),
+    "transposed, psi(0) = 1/2, groups": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose1d(4, 6, 3, groups=2),
+            nn.Sigmoid(),
+            nn.ConvTranspose1d(6, 4, 2),
+            nn.Flatten(),
+            nn.Linear(28, 2),
+        ),
+        [(3, 4, 4)],
+    ),
+    "residual": (
+        lambda: Forward(_residual, stem=nn.Conv2d(2, 6, 3), a=_block(), b=_block(), head=nn.Linear(6, 3)),
+        [IMAGE],
+    ),
+    "densely connected": (
+        lambda: Forward(
+            _dense, a=nn.Conv2d(2, 5, 3), b=nn.Conv2d(5, 4, 3, padding=1), c=nn.Conv2d(9, 6, 1), head=nn.Linear(15, 3)
+        ),
+        [IMAGE],
+    ),
+    "u-net": (
+        lambda: Forward(
+            _unet,
+            down=nn.Conv2d(2, 6, 3, padding=1),
+            low=nn.Conv2d(6, 8, 3, padding=1),
+            up=nn.ConvTranspose2d(8, 6, 2, stride=2),
+            head=nn.Conv2d(12, 2, 1),
+        ),
+        [IMAGE],
+    ),
+    "squeeze and excite": (
+        lambda: Forward(
+            _squeeze, conv=nn.Conv2d(2, 6, 3), down=nn.Conv2d(6, 3, 1), up=nn.Conv2d(3, 6, 1), head=nn.Linear(384, 3)
+        ),
+        [IMAGE],
+    ),
+    "shared layer": (
+        lambda: Forward(
+            lambda m, x: m.head(torch.sigmoid(m.a(torch.sigmoid(m.a(torch.sigmoid(m.first(x))))))),
+            first=nn.Linear(5, 7),
+            a=nn.Linear(7, 7),
+            head=nn.Linear(7, 2),
+        ),
+        [ROWS],
+    ),
+    "two inputs": (
+        lambda: Forward2(
+            lambda m, x, z: m.head(torch.cat([torch.sigmoid(m.a(x)), torch.relu(m.b(z))], 1)),
+            a=nn.Linear(5, 6),
+            b=nn.Linear(3, 6),
+            head=nn.Linear(12, 2),
+        ),
+        [ROWS, (4, 3)],
+    ),
+    "functional calls": (
+        lambda: Forward(
+            lambda m, x: m.head(F.gelu(F.avg_pool2d(2 * m.a(x) + 1, 2)).view(x.size(0), -1)),
+            a=nn.Conv2d(2, 6, 3),
+            head=nn.Linear(96, 2),
+        ),
+        [IMAGE],
+    ),
+    "reshape to a number": (
+        lambda: Forward(
+            lambda m, x: m.head(torch.relu(m.a(x)).reshape(-1, 384)), a=nn.Conv2d(2, 6, 3), head=nn.Linear(384, 2)
+        ),
+        [IMAGE],
+    ),
+    "channels moved to the end": (
+        lambda: Forward(
+            lambda m, x: m.head(torch.sigmoid(m.a(x)).permute(0, 2, 3, 1)).mean((1, 2)),
+            a=nn.Conv2d(2, 6, 3),
+            head=nn.Linear(6, 2),
+        ),
+        [IMAGE],
+    ),
+    "split channels": (
+        lambda: Forward(
+            lambda m, x: m.head(torch.sigmoid(m.a(x)).chunk(2, 1)[0]), a=nn.Linear(5, 8), head=nn.Linear(4, 2)
+        ),
+        [ROWS],
+    ),
+}
+
+
+def _lively(net: nn.Module) -> nn.Module:
+    """Running averages and affine parameters that are not trivial."""
+    for m in net.modules():
+        if isinstance(m, nn.modules.batchnorm._NormBase):
+            if m.running_mean is not None:
+                m.running_mean.normal_()
+                m.running_var.uniform_(0.5, 2.0)
+            nn.init.normal_(m.weight)
+            nn.init.normal_(m.bias)
+    return net
+
+
+def _case(name: str, seed: int, share: float = 0.5) -> tuple[ns.Bayesian, tuple[Tensor, ...]]:
+    make, shapes = ARCHITECTURES[name]
+    torch.manual_seed(seed)
+    model = ns.bayesian(_lively(make()), ns.ssig(), n=10).double().eval()
+    model.set_nodes({r.path: torch.rand(r.total) < share for r in model.nodes()})
+    return model, tuple(torch.randn(s, dtype=torch.float64) for s in shapes)
+
+
+def _quiet(call: Callable[[], nn.Module]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a layer with no open node
+        return call()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_exact(name: str, seed: int) -> None:
+    model, x = _case(name, seed, share=(0.5, 0.2, 0.8, 0.0)[seed])
+    dense = model.mean().eval()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    small = _quiet(lambda: ns.shrink(model, x)).eval()
+    assert (small(*x) - dense(*x)).abs().max() <= 1e-12
+    assert sum(p.numel() for p in small.parameters()) <= sum(p.numel() for p in dense.parameters()) + 200
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_there_are_enough_architectures() -> None:
+    assert len(ARCHITECTURES) >= 25
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in ARCHITECTURES
+        if n not in ("layer norm", "conv2d, group norm", "split channels", "reshape to a number")
+    ],
+)
+def test_something_goes(name: str) -> None:
+    model, x = _case(name, 1, share=0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a layer with no open node
+        plan = ns.shrink_plan(model, x)
+    assert any(p.outputs[1] < p.outputs[0] for p in plan.layers)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_shrink_of_a_shrink_changes_nothing(name: str) -> None:
+    model, x = _case(name, 2)
+    small = _quiet(lambda: ns.shrink(model, x))
+    again = _quiet(lambda: ns.shrink(small, x))
+    assert [p.shape for p in again.parameters()] == [p.shape for p in small.parameters()]
+    assert torch.allclose(again.eval()(*x), small.eval()(*x), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_slim_predicts_the_same(name: str) -> None:
+    """Mean and standard deviation of the smaller Bayesian model, over draws; where nothing is folded, with the same
+    noise for what is left, every draw is the same to the last digits."""
+    model, x = _case(name, 0, share=0.6)
+    plan = ns.shrink_plan(model, x, bayesian=True)
+    slim = cut_bayesian(model, plan).eval()
+    with torch.no_grad():
+        if sum(p.folded for p in plan.layers) == 0:
+            for seed in range(3):
+                torch.manual_seed(seed)
+                with model.drawn() as dense, slim.drawn() as small:
+                    _copy_draw(dense, small, plan)
+                    assert torch.allclose(small(*x), dense(*x), rtol=0, atol=1e-10)
+            return
+        outs = [torch.stack([m(*x) for _ in range(1500)]) for m in (model, slim)]
+    (a, sa), (b, sb) = ((o.mean(0), o.std(0)) for o in outs)
+    assert ((a - b).abs() < 6 * (sa + sb) / 1500**0.5 + 1e-9).all()
+    assert torch.allclose(sa, sb, rtol=0.15, atol=1e-9)
+
+
+def _copy_draw(dense: nn.Module, small: nn.Module, plan: ns.ShrinkPlan) -> None:
+    """Give the small network the dense draw's weights for all that is kept."""
+    for p in plan.layers:
+        layer, cut = dense.get_submodule(p.path), small.get_submodule(p.path)
+        cut._parameters["weight"] = _cut_weight(layer.weight, layer, plan.keep[p.path], plan.keep_inputs[p.path])
+        if layer.bias is not None:
+            cut._parameters["bias"] = layer.bias[plan.keep[p.path]]
+
+
+def test_the_next_adam_step_is_the_dense_models() -> None:
+    """With Adam's state carried over, and the same noise for what is left, one more step changes the surviving
+    parameters as the dense model's step does."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 9), nn.SiLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 2))
+    model = ns.bayesian(net, ns.Normal(1.0) * ns.Node(prior=0.1), n=40).double()
+    x, y = torch.randn(40, 5).double(), torch.randn(40, 2).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def loss(m: ns.Bayesian, drawn: nn.Module) -> Tensor:
+        return (drawn(x) - y).square().sum() + m.kl()
+
+    for _ in range(5):
+        with model.drawn() as drawn:
+            loss(model, drawn).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    masks = {"0": torch.arange(9) % 2 == 0, "2": torch.arange(7) < 4}
+    model.set_nodes(masks)
+    plan = ns.shrink_plan(model, x, bayesian=True)
+    slim = cut_bayesian(model, plan)
+    carried = carry_optimizer(optimizer, model, slim, plan)
+    # no noise: the spreads stay as they are, the draws are the means
+    for m in (model, slim):
+        torch.manual_seed(0)
+        real = torch.randn_like
+        torch.randn_like = lambda t, **k: torch.zeros_like(t)  # type: ignore[assignment]
+        try:
+            with m.drawn() as drawn:
+                loss(m, drawn).backward()
+        finally:
+            torch.randn_like = real
+    optimizer.step()
+    carried.step()
+    expected = cut_bayesian(model, plan)
+    for (name, a), (_, b) in zip(slim.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12), name
+
+
+def test_slim_trains_on_and_is_saved(tmp_path: object) -> None:
+    model, x = _case("conv2d", 0)
+    slim = ns.shrink(model, x, bayesian=True)
+    assert isinstance(slim, ns.Bayesian)
+    y = torch.randn(3, 3)
+    with pytest.warns(UserWarning, match="3 rows"):
+        ns.fit(slim, (x[0], y), likelihood=ns.Gaussian(1.0), epochs=2, seed=0)
+    for net in (slim, ns.shrink(model, x)):
+        loaded = ns.load(ns.save(net, f"{tmp_path}/m"))
+        assert repr(loaded) == repr(net)
+
+
+def test_a_shrunk_network_of_ones_own_class_is_loaded(tmp_path: object) -> None:
+    model, x = _case("residual", 0)
+    make, _ = ARCHITECTURES["residual"]
+    for net in (ns.shrink(model, x), ns.shrink(model, x, bayesian=True)):
+        file = ns.save(net, f"{tmp_path}/m")
+        fresh = make()
+        loaded = ns.load(file, fresh)
+        assert fresh.stem.out_channels == 6
+        a, b = (m.eval() for m in (net, loaded))
+        torch.manual_seed(1)
+        expected = a(*x)
+        torch.manual_seed(1)
+        assert torch.equal(b(*x), expected)
+
+
+def test_the_plan_says_what_and_why() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Sigmoid(), nn.Conv2d(4, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)
+    )
+    model = ns.bayesian(net, ns.ssig(), n=10)
+    model.set_nodes({"0": [1, 0, 1, 0], "2": [1, 0, 1]})
+    text = str(ns.shrink_plan(model, torch.zeros(1, 1, 8, 8)))
+    assert "2 closed kept: its constant 0.5 meets the zero padding of '2'" in text
+    assert "3 -> 2" in text
+    assert "108 -> 72" in text
+
+
+def test_the_callers_choice_of_nodes() -> None:
+    model, x = _case("mlp Sigmoid", 0)
+    masks = {"0": torch.arange(9) < 3}
+    small = ns.shrink(model, x, open_nodes=masks)
+    assert small[0].out_features == 3
+    with pytest.raises(ValueError, match="no layer '7'"):
+        ns.shrink(model, x, open_nodes={"7": [True]})
+    with pytest.raises(ValueError, match=r"must have shape \(9,\)"):
+        ns.shrink(model, x, open_nodes={"0": [True]})
+
+
+def test_no_open_node_is_a_warning() -> None:
+    model, x = _case("mlp Sigmoid", 0)
+    model.set_nodes({"0": [False] * 9})
+    with pytest.warns(UserWarning, match="Layer '0' has no open node"):
+        small = ns.shrink(model, x)
+    assert small[0].out_features == 1
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)) if x.sum() > 0 else self.a(x))
+
+
+def test_refusals() -> None:
+    model = ns.bayesian(Branches(), ns.ssig(), n=10, outputs=["b"])
+    with pytest.raises(ValueError, match="Branches cannot be traced"):
+        ns.shrink(model, torch.zeros(2, 5))
+    model, _ = _case("mlp ReLU", 0)
+    with pytest.raises(ValueError, match=r"cannot take an example of shape \(1, 4\)"):
+        ns.shrink(model, torch.zeros(2, 4))
+    with pytest.raises(TypeError, match=r"from ns\.bayesian"):
+        ns.shrink(model.mean(), torch.zeros(2, 5), bayesian=True)
