@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nodeslab import theory as theory
     from nodeslab.costs import Cost as Cost
     from nodeslab.costs import cost as cost
+    from nodeslab.exporting import export as export
     from nodeslab.io import load as load
     from nodeslab.io import save as save
     from nodeslab.likelihoods import Bernoulli as Bernoulli
@@ -47,6 +48,7 @@ _HOME = {
     "training": ("History", "Ramp", "Record", "fit"),
     "prediction": ("Prediction", "predict"),
     "costs": ("Cost", "cost"),
+    "exporting": ("export",),
     "io": ("load", "save"),
     "shrinking": ("ShrinkPlan", "shrink", "shrink_plan"),
     "metrics": (),

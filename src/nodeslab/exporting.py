@@ -1,0 +1,189 @@
+"""Out of Python's hands: torch.export and ONNX files of a plain network, or of an ensemble of frozen draws."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nodeslab.checks import whole
+from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian
+from nodeslab.model import Bayesian, is_guard
+from nodeslab.prediction import evaluating, isolated_seed
+
+__all__ = ["Ensemble", "ensemble", "export"]
+
+
+class Ensemble(nn.Module):
+    """Several draws of a model, frozen, in one network that returns what `ns.predict` computes from them.
+
+    Regression: mean and standard deviation. Classes: probabilities, entropy and mutual information.
+    """
+
+    noise: Tensor
+
+    def __init__(self, nets: list[nn.Module], kind: str, noise: Tensor) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+        self.kind = kind
+        self.register_buffer("noise", noise)
+
+    @property
+    def output_names(self) -> list[str]:
+        stem = ["probabilities", "predictive_entropy", "mutual_information"]
+        return ["predictive_mean", "predictive_std"] if self.kind == "regression" else stem
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = torch.stack([net(*inputs) for net in self.nets])
+        if self.kind == "regression":
+            mean = outputs.mean(0)
+            spread = (outputs - mean).square().sum(0) / max(len(self.nets) - 1, 1)
+            return mean, torch.sqrt(spread + self.noise.square())
+        p = torch.sigmoid(outputs) if self.kind == "binary" else torch.softmax(outputs, 2)
+        mean = p.mean(0)
+        entropy, each = self._entropy(mean), self._entropy(p).mean(0)
+        return mean, entropy, (entropy - each).clamp_min(0.0)
+
+    def _entropy(self, p: Tensor) -> Tensor:
+        tiny = torch.finfo(p.dtype).tiny
+        if self.kind == "binary":
+            q = 1.0 - p
+            return -(p * torch.log(p.clamp_min(tiny)) + q * torch.log(q.clamp_min(tiny)))
+        return -(p * torch.log(p.clamp_min(tiny))).sum(-1 if p.dim() < 4 else p.dim() - 3)
+
+
+@torch.no_grad()
+def ensemble(model: Bayesian, draws: int, seed: int = 0) -> Ensemble:
+    """The draws that `ns.predict(model, X, draws=draws, seed=seed)` takes, as one plain network."""
+    nets = []
+    with evaluating(model), isolated_seed(seed):
+        for _ in range(draws):
+            weights = {}
+            with model.drawn():
+                for posterior, layer in zip(model._posteriors(), model._layers, strict=True):
+                    weights[posterior.path] = {n: layer._parameters[n].clone() for n in posterior.names}  # type: ignore[union-attr]
+            net = model.mean().eval()
+            for path, tensors in weights.items():
+                for name, value in tensors.items():
+                    net.get_submodule(path)._parameters[name].copy_(value)  # type: ignore[union-attr]
+            nets.append(net)
+    chosen = model.likelihood
+    kind = "classes" if isinstance(chosen, Categorical) else "binary" if isinstance(chosen, Bernoulli) else "regression"
+    like = next(model.posteriors.parameters())
+    noise = torch.zeros((), dtype=like.dtype)
+    if isinstance(chosen, Gaussian):
+        noise = chosen.scale(like, model.noise if chosen.learns else None).detach().clone()
+    return Ensemble(nets, kind, noise).eval()
+
+
+def export(
+    model: nn.Module,
+    example: Any,
+    path: str | os.PathLike[str],
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a network to one file that runs without nodeslab: `.pt2` (torch.export) or `.onnx`, any batch size.
+
+    A plain network, such as `ns.shrink(model, example)`, is exported as it is. A Bayesian model needs `draws`: that
+    many of its draws, frozen, in one graph that returns mean and std, or probabilities, entropy and mutual information.
+    """
+    target = Path(path)
+    if target.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"The file must end in .onnx or .pt2, got {target.name!r}.")
+    if not target.parent.is_dir():
+        raise ValueError(f"Cannot write {target}: the folder {target.parent} does not exist; make it first.")
+    if isinstance(model, Bayesian):
+        if draws is None:
+            raise ValueError(
+                "An exported graph cannot sample. Export an ensemble of frozen draws with draws=16, or the plain "
+                "network ns.shrink(model, example)."
+            )
+        net: nn.Module = ensemble(model, whole("draws", draws), whole("seed", seed, least=0))
+    elif any(is_guard(h) for m in model.modules() for h in m._forward_pre_hooks.values()):
+        raise ValueError(
+            "This is a Bayesian model's inner network; export ns.shrink(model, example) or the model itself."
+        )
+    elif draws is not None:
+        raise ValueError("draws= is for a model from ns.bayesian; this network has no posterior to draw from.")
+    else:
+        net = model
+    several = example if isinstance(example, tuple) else (example,)
+    like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
+    inputs = tuple(_two_rows(torch.as_tensor(x), like) for x in several)
+    aside = target.with_name(f".{target.stem}.partial{target.suffix}")
+    with evaluating(net), torch.no_grad():
+        try:
+            net(*inputs)
+        except Exception as e:
+            shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+            raise ValueError(f"The network cannot take an example of shape {shapes}. Its own words: {e}") from e
+        try:
+            _write(net, inputs, aside)
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+    return target
+
+
+def _two_rows(x: Tensor, like: Tensor) -> Tensor:
+    """Two rows: with one, a batch axis would be taken for a constant."""
+    x = x.detach().to(like.device)
+    x = x.to(like.dtype) if x.is_floating_point() else x
+    return torch.cat([x[:1], x[:1]])
+
+
+def _write(net: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    batch = torch.export.Dim("batch")
+    program = _program(net, inputs, batch)
+    if path.suffix == ".pt2":
+        torch.export.save(program, path)
+        return
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f'ONNX export needs {" and ".join(missing)}: pip install "nodeslab[onnx]".')
+    names = net.output_names if isinstance(net, Ensemble) else ["output"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            program,
+            f=str(path),
+            input_names=[f"input{i}" if len(inputs) > 1 else "input" for i in range(len(inputs))],
+            output_names=names,
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+    _strip(path)
+
+
+def _strip(path: Path) -> None:
+    """Take out what the exporter notes about the Python source: it can be as large as the weights."""
+    import onnx
+
+    model = onnx.load(path)
+    for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    del model.graph.value_info[:]
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def _program(net: nn.Module, inputs: tuple[Tensor, ...], batch: Any) -> torch.export.ExportedProgram:
+    dynamic = tuple({0: batch} for _ in inputs)
+    shapes = (dynamic,) if isinstance(net, Ensemble) else dynamic
+    try:
+        return torch.export.export(net, inputs, dynamic_shapes=shapes)
+    except Exception as e:
+        first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise ValueError(
+            f"{type(net).__name__} cannot be exported with a batch size of its own: {first}. Control flow on data and "
+            "sizes written as numbers are what stops it."
+        ) from e
