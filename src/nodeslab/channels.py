@@ -1,8 +1,8 @@
 """Which channels of a network belong together, from its own graph, and which are constant.
 
 Every tensor has a channel axis, and every position along it a tag. An operation that passes channels on ties the tags
-of its inputs and outputs together; one that mixes them, or is not known, blocks them. The graph is run on NaN: an open
-node gives NaN, a closed one its zero, so that a channel is constant exactly where it holds no NaN.
+of its inputs and outputs together; one that mixes them, or is not known, blocks them. The graph is run on NaN, and a
+closed node gives its zero: what depends on the input is NaN, so a channel is constant exactly where it holds no NaN.
 """
 
 from __future__ import annotations
@@ -132,13 +132,17 @@ def _call_name(node: torch.fx.Node) -> str:
 class Probe(torch.fx.Interpreter):
     """Runs the graph on NaN and ties tags as it goes."""
 
-    def __init__(self, module: torch.fx.GraphModule, closed: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: torch.fx.GraphModule, closed: Mapping[str, Tensor], random: bool) -> None:
+        """closed: which nodes are, for each layer. random: weights have a posterior, so that no open node is constant;
+        without one, a node whose inputs are all constant is so too."""
         super().__init__(module)
-        self.closed = closed
+        self.closed, self.random = closed, random
         self.tags = Tags()
         self.rows: dict[str, list[int]] = {}
         self.columns: dict[str, list[int]] = {}
         self.seen: dict[str, list[Tensor]] = {}  # the inputs of each layer, channels first
+        self.alive: dict[str, Tensor] = {}  # nodes whose output is not constant
+        self.taken: set[str] = set()  # layers whose weight the forward uses by itself
         self.sliced: dict[str, list[int]] = {}  # norms and parametric activations: tags of their parameters
         self.aliases: dict[int, str] = {}
         for name, m in module.named_modules():
@@ -154,6 +158,10 @@ class Probe(torch.fx.Interpreter):
                 self._block(v, "the network's output")
             return args[0]
         out = self._plain(n, args, kwargs)
+        if n.op == "get_attr":
+            self.taken.add(self.aliases.get(id(self.fetch_attr(str(n.target).rpartition(".")[0])), ""))
+        if isinstance(out, Tensor) and any(not v.data.is_floating_point() for v in values):
+            out = _unknown(out)  # integers and masks hold the example's own values, which NaN cannot mark
         if n.op in ("placeholder", "get_attr") or not isinstance(out, Tensor):
             return self._source(n, out, values)
         if n.op == "call_module":
@@ -167,13 +175,13 @@ class Probe(torch.fx.Interpreter):
 
     def _source(self, n: torch.fx.Node, out: Any, values: list[_Value]) -> Any:
         if isinstance(out, Tensor):
-            value = self._new(out, out.dim() - 1 if out.dim() < 3 else 1)
+            value = self._new(_unknown(out), out.dim() - 1 if out.dim() < 3 else 1)
             self._block(value, "an input of the network" if n.op == "placeholder" else f"the parameter {n.target}")
             return value
         if isinstance(out, (tuple, list)) and any(isinstance(v, Tensor) for v in out):
             for v in values:
                 self._block(v, f"{_call_name(n)}, which gives several tensors")
-            made = [self._new(v, min(1, v.dim() - 1)) if isinstance(v, Tensor) else v for v in out]
+            made = [self._new(_unknown(v), min(1, v.dim() - 1)) if isinstance(v, Tensor) else v for v in out]
             for v in made:
                 if isinstance(v, _Value):
                     self._block(v, f"{_call_name(n)}, which gives several tensors")
@@ -191,7 +199,7 @@ class Probe(torch.fx.Interpreter):
     def _refuse(self, values: list[_Value], out: Tensor, why: str) -> _Value:
         for v in values:
             self._block(v, why)
-        made = self._new(out, min(1, max(out.dim() - 1, 0)))
+        made = self._new(_unknown(out), min(1, max(out.dim() - 1, 0)))
         self._block(made, why)
         return made
 
@@ -218,12 +226,12 @@ class Probe(torch.fx.Interpreter):
             return _Value(out, 1, x.tags)
         if isinstance(module, ELEMENTWISE):
             return _Value(out, x.axis, x.tags)
-        if isinstance(module, SPATIAL) and x.axis == 1:
+        if isinstance(module, SPATIAL) and x.axis == 1 and _keeps_channels(kind, x.data):
             return _Value(out, 1, x.tags)
         if isinstance(module, nn.Flatten):
             return self._reshaped(n, x, out, f"'{path}' (Flatten)")
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            return self._refuse(values, torch.full_like(out, torch.nan), f"'{path}' ({kind})")
+            return self._refuse(values, out, f"'{path}' ({kind})")
         return self._refuse(values, out, f"'{path}' ({kind}), which mixes or is not known")
 
     def _layer(self, path: str, layer: nn.Module, x: _Value, out: Tensor) -> _Value:
@@ -233,7 +241,7 @@ class Probe(torch.fx.Interpreter):
         closed = self.closed.get(path, torch.zeros(g.nodes, dtype=torch.bool))
         shape = [1] * out.dim()
         shape[axis_out] = -1
-        data = torch.where(closed.reshape(shape), 0.0, torch.full_like(out, torch.nan))
+        data = torch.where(closed.reshape(shape), 0.0, _unknown(out) if self.random else out)
         first = path not in self.rows
         if first:
             self.rows[path] = self.tags.fresh(g.nodes)
@@ -249,8 +257,10 @@ class Probe(torch.fx.Interpreter):
         if first:
             self.columns[path] = columns
             self.seen[path] = []
+            self.alive[path] = torch.zeros(g.nodes, dtype=torch.bool)
         self._tie(self.columns[path], columns)
         self.seen[path].append(x.data.movedim(axis_in, 0).reshape(count, -1))
+        self.alive[path] |= torch.isnan(data).movedim(axis_out, 0).reshape(g.nodes, -1).any(1)
         if g.groups > 1 and g.groups == count == g.nodes:  # depthwise: a channel in is a channel out
             self._tie(self.columns[path], self.rows[path])
         return value
@@ -273,8 +283,11 @@ class Probe(torch.fx.Interpreter):
                 return _Value(out, x.axis, x.tags)
         if target in PAIRS or (method and target in PAIR_METHODS):
             return self._pair(values, out, name)
-        if target in SPATIAL_CALLS and x.axis == 1 and out.dim() == x.data.dim() and out.shape[1] == x.data.shape[1]:
-            return _Value(out, 1, x.tags)
+        if target in SPATIAL_CALLS and x.axis == 1 and out.shape[:2] == x.data.shape[:2]:
+            pads = n.args[1] if target is F.pad and len(n.args) > 1 else ()
+            inside = isinstance(pads, (tuple, list)) and len(pads) <= 2 * (x.data.dim() - 2) and out.dim() > 2
+            if inside and (target is not F.pad or pads) and _keeps_channels(name, x.data):
+                return _Value(out, 1, x.tags)
         if target in (torch.cat, torch.concat):
             return self._cat(n, args, values, out)
         if name in ("flatten", "view", "reshape"):
@@ -341,6 +354,17 @@ class Probe(torch.fx.Interpreter):
             if moved.shape[axis] == len(x.tags) and torch.equal(moved, marker.reshape(shape).expand(moved.shape)):
                 return _Value(out, axis, x.tags)
         return self._refuse([x], out, name)
+
+
+def _unknown(out: Tensor) -> Tensor:
+    """The same tensor, as something that depends on the input."""
+    return torch.full_like(out, torch.nan) if out.is_floating_point() else out
+
+
+def _keeps_channels(name: str, x: Tensor) -> bool:
+    """False where a pooling or padding of d axes, as its name says, would reach into the channels of `x`."""
+    d = next((int(end[0]) for end in ("1d", "2d", "3d") if name.endswith(end)), 1)
+    return x.dim() >= d + 2
 
 
 def _spatial(layer: nn.Module) -> int:

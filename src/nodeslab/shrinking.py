@@ -87,7 +87,7 @@ def shrink_plan(
         with torch.no_grad():
             for p in layer.parameters(recurse=False):
                 p.masked_fill_(geometry(layer).along(mask, p), 0.0)
-    probe = _probe(plain, example, closed)
+    probe = _probe(plain, example, closed, random=bayesian)
     for path, mask in closed.items():
         if path in probe.rows and bool(mask.all()):
             warnings.warn(
@@ -125,7 +125,7 @@ def _closed(model: nn.Module, plain: nn.Module, open_nodes: Mapping[str, Any] | 
     return found
 
 
-def _probe(plain: nn.Module, example: Any, closed: Mapping[str, Tensor]) -> Probe:
+def _probe(plain: nn.Module, example: Any, closed: Mapping[str, Tensor], random: bool) -> Probe:
     inputs = example if isinstance(example, tuple) else (example,)
     tensors = tuple(torch.as_tensor(x).detach().cpu()[:1] for x in inputs)
     tensors = tuple(x.double() if x.is_floating_point() else x for x in tensors)
@@ -142,7 +142,7 @@ def _probe(plain: nn.Module, example: Any, closed: Mapping[str, Tensor]) -> Prob
             f"The forward of {type(plain).__name__} cannot be traced ({e}): shrinking needs a graph without control "
             "flow on data. Move the branch out of the network, or write it with torch.where."
         ) from e
-    probe = Probe(graph, closed)
+    probe = Probe(graph, closed, random)
     with torch.no_grad():
         probe.run(*(torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in tensors))
     return probe
@@ -153,12 +153,16 @@ def _settle(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], model:
     tags = probe.tags
     constants: dict[str, Tensor] = {}
     for path, rows in probe.rows.items():
-        layer = plain.get_submodule(path)
-        mask = closed.get(path, torch.zeros(len(rows), dtype=torch.bool))
-        for tag, shut in zip(rows, mask.tolist(), strict=True):
-            if not shut:
+        for tag, alive in zip(rows, probe.alive[path].tolist(), strict=True):
+            if alive:
                 tags.block(tag, "open")
-        constants[path] = _constants(path, layer, probe, model)
+        constants[path] = _constants(path, plain.get_submodule(path), probe, model)
+        if path in probe.taken:
+            for tag in (*rows, *probe.columns[path]):
+                tags.block(tag, f"the forward uses the weight of '{path}' by itself")
+    for path in probe.taken & probe.sliced.keys():
+        for tag in probe.sliced[path]:
+            tags.block(tag, f"the forward uses the weight of '{path}' by itself")
     changed = True
     while changed:
         changed = False
