@@ -418,7 +418,8 @@ def test_the_plan_says_what_and_why() -> None:
     model = ns.bayesian(net, ns.ssig(), n=10)
     model.set_nodes({"0": [1, 0, 1, 0], "2": [1, 0, 1]})
     text = str(ns.shrink_plan(model, torch.zeros(1, 1, 8, 8)))
-    assert "2 closed kept: its constant 0.5 meets the zero padding of '2'" in text
+    assert "1 closed kept: it carries constants past the border of '2'" in text
+    assert "1 constant into input 1" in text
     assert "3 -> 2" in text
     assert "108 -> 72" in text
 

@@ -112,8 +112,12 @@ class Tags:
             if y in self.why:
                 self.why.setdefault(x, self.why.pop(y))
 
-    def block(self, tag: int, why: str) -> None:
-        self.why.setdefault(self.find(tag), why)
+    def block(self, tag: int, why: str) -> bool:
+        """Keep a tag's whole group; True if it was free until now."""
+        root = self.find(tag)
+        free = root not in self.why
+        self.why.setdefault(root, why)
+        return free
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 The plan comes from the network's own graph (`channels.py`): channels that belong together go together. A group goes
 when all of its channels are constant and everything that reads them can do without: a linear layer or a convolution
-adds their contribution to its bias. What cannot be taken out exactly stays, with the reason.
+adds their contribution to its bias. Where zero padding makes that contribution differ at the border, one constant
+channel stays and carries for all: its weights become sum_i w_i c_i / c. What cannot be taken out exactly stays, with
+the reason.
 """
 
 from __future__ import annotations
@@ -20,44 +22,61 @@ import torch.fx
 from torch import Tensor, nn
 
 from nodeslab.channels import NORMS, Probe, Tags, flat
-from nodeslab.layers import CONVOLUTIONS, SELECTABLE, TRANSPOSED, geometry
+from nodeslab.gates import FIXED
+from nodeslab.layers import CONVOLUTIONS, SELECTABLE, TRANSPOSED, Geometry, geometry
 from nodeslab.model import Bayesian
+from nodeslab.posterior import Posterior, Tensors
 
 __all__ = ["LayerPlan", "ShrinkPlan", "carry_optimizer", "cut_bayesian", "shrink", "shrink_plan"]
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What happens to one layer: its widths before and after, and what was folded into its bias."""
+    """What happens to one layer: its widths before and after, and how many constants were folded into its bias, or into
+    the weights of the input channel `carrier`."""
 
     path: str
     kind: str
     outputs: tuple[int, int]
     inputs: tuple[int, int]
     folded: int
+    carrier: int | None
     kept_for: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ShrinkPlan:
-    """Which channels go, as data; prints as a table. `keep` and `keep_inputs` hold indices for each module path."""
+    """Which channels go, as data; prints as a table.
+
+    keep, keep_inputs: indices of what stays, by module path. constants: of each input channel. carriers: the input
+    channel that carries for those taken out; carrying: the closed nodes, in the layers before, that make it constant.
+    """
 
     layers: tuple[LayerPlan, ...]
     keep: dict[str, Tensor] = field(repr=False)
     keep_inputs: dict[str, Tensor] = field(repr=False)
     constants: dict[str, Tensor] = field(repr=False)
+    carriers: dict[str, int] = field(repr=False)
+    carrying: dict[str, Tensor] = field(repr=False)
     closed: dict[str, Tensor] = field(repr=False)
 
+    def gone(self, path: str) -> Tensor:
+        """Which input channels of a layer go."""
+        gone = torch.ones(len(self.constants[path]), dtype=torch.bool)
+        gone[self.keep_inputs[path]] = False
+        return gone
+
     def __str__(self) -> str:
-        rows = [("layer", "module", "nodes", "inputs", "folded into the bias", "")]
+        rows = [("layer", "module", "nodes", "inputs", "folded", "")]
         for p in self.layers:
+            into = "the bias" if p.carrier is None else f"input {p.carrier}"
             rows.append(
                 (
                     p.path or "(net)",
                     p.kind,
                     f"{p.outputs[0]} -> {p.outputs[1]}",
                     f"{p.inputs[0]} -> {p.inputs[1]}",
-                    f"{p.folded} constant{'s' if p.folded != 1 else ''}" if p.folded else "-",
+                    f"{p.folded} constant{'s' if p.folded != 1 else ''} into {into}" if p.folded else "-",
                     "; ".join(p.kept_for),
                 )
             )
@@ -95,8 +114,8 @@ def shrink_plan(
                 "depends on this layer's inputs; train longer, or with a weaker prior.",
                 stacklevel=3,
             )
-    constants = _settle(plain, probe, closed, model if bayesian and isinstance(model, Bayesian) else None)
-    return _written(plain, probe, closed, constants)
+    constants, carriers = _settle(plain, probe, model if bayesian and isinstance(model, Bayesian) else None)
+    return _written(plain, probe, closed, constants, carriers)
 
 
 def _closed(model: nn.Module, plain: nn.Module, open_nodes: Mapping[str, Any] | None) -> dict[str, Tensor]:
@@ -148,15 +167,19 @@ def _probe(plain: nn.Module, example: Any, closed: Mapping[str, Tensor], random:
     return probe
 
 
-def _settle(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], model: Bayesian | None) -> dict[str, Tensor]:
-    """Block every channel that cannot go; returns each layer's constants by input channel."""
+def _settle(plain: nn.Module, probe: Probe, model: Bayesian | None) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Block every channel that cannot go; returns each layer's constants by input channel, and who carries them."""
     tags = probe.tags
     constants: dict[str, Tensor] = {}
+    needs: set[str] = set()  # layers whose constants cannot go into a bias
+    carriers: dict[str, int] = {}
     for path, rows in probe.rows.items():
         for tag, alive in zip(rows, probe.alive[path].tolist(), strict=True):
             if alive:
                 tags.block(tag, "open")
-        constants[path] = _constants(path, plain.get_submodule(path), probe, model)
+        constants[path], carried = _constants(path, plain.get_submodule(path), probe, model)
+        if carried:
+            needs.add(path)
         if path in probe.taken:
             for tag in (*rows, *probe.columns[path]):
                 tags.block(tag, f"the forward uses the weight of '{path}' by itself")
@@ -178,44 +201,71 @@ def _settle(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], model:
             if g.groups > 1 and not g.groups == len(columns) == len(rows):
                 changed |= _balance(tags, rows, g.groups, f"the groups of '{path}'")
                 changed |= _balance(tags, columns, g.groups, f"the groups of '{path}'")
-    return constants
+            if path in needs:
+                tag, carriers[path] = _carrier(tags, columns, constants[path])
+                changed |= tags.block(tag, f"it carries constants past the border of '{path}'")
+    return constants, carriers
 
 
-def _constants(path: str, layer: nn.Module, probe: Probe, model: Bayesian | None) -> Tensor:
-    """The constant of each input channel; a channel that has none, or whose constant cannot be folded, is blocked."""
+def _carrier(tags: Tags, columns: list[int], constants: Tensor) -> tuple[int, int]:
+    """The input channel that stays and takes the others' constants on: one that is kept anyway, if its own constant is
+    not small beside the largest, else the one with the largest."""
+    size = constants.abs()
+    kept = torch.tensor([tags.find(t) in tags.why for t in columns])
+    good = kept & (size >= 0.1 * size.max())
+    index = int(torch.where(good, size, 0.0).argmax() if bool(good.any()) else size.argmax())
+    return columns[index], index
+
+
+def _constants(path: str, layer: nn.Module, probe: Probe, model: Bayesian | None) -> tuple[Tensor, bool]:
+    """The constant of each input channel (0 where there is none), and True if they must be carried by one channel.
+
+    A channel that has no constant, or whose constant cannot be folded at all, is blocked.
+    """
     calls = torch.cat(probe.seen[path], 1)
     value = calls[:, 0].clone()
     same = (calls == value[:, None]).all(1)
-    padded = isinstance(layer, CONVOLUTIONS) and layer.padding_mode == "zeros" and _pads(layer)
-    why = "its constant is not the same everywhere"
+    refused = _unfoldable(path, layer, model)
     for tag, c, uniform in zip(probe.columns[path], value.tolist(), same.tolist(), strict=True):
         if not uniform:
-            if not math.isnan(c):
-                probe.tags.block(tag, why)
-            else:
-                probe.tags.block(tag, "open")
-        elif c != 0.0 and padded:
-            probe.tags.block(tag, f"its constant {c:.4g} meets the zero padding of '{path}'")
-        elif c != 0.0 and isinstance(layer, TRANSPOSED):
-            probe.tags.block(tag, f"its constant {c:.4g} meets the border of '{path}'")
-        elif c != 0.0 and model is not None and (reason := _unfoldable(path, layer, model)) is not None:
-            probe.tags.block(tag, f"its constant {c:.4g} cannot be folded: {reason}")
-    return torch.nan_to_num(value)
+            probe.tags.block(tag, "open" if math.isnan(c) else "its constant is not the same everywhere")
+        elif c != 0.0 and refused is not None:
+            probe.tags.block(tag, f"its constant {c:.4g} {refused}")
+    value = torch.where(same, value, 0.0)
+    return value, refused is None and bool((value != 0).any()) and _carries(path, layer, model)
 
 
-def _unfoldable(path: str, layer: nn.Module, model: Bayesian) -> str | None:
-    """Why a random weight times a constant cannot become part of a Gaussian bias."""
-    posterior = next((p for p in model._posteriors() if p.path == path), None)
-    if posterior is None:
+def _carries(path: str, layer: nn.Module, model: Bayesian | None) -> bool:
+    """True where a constant's contribution is not constant (it meets a border), or is random with no bias to join."""
+    random = model is not None and any(p.path == path for p in model._posteriors())
+    return _border(layer) is not None or (random and layer._parameters["bias"] is None)
+
+
+def _border(layer: nn.Module) -> str | None:
+    """Where a constant channel does not add a constant to each node."""
+    if isinstance(layer, TRANSPOSED):
+        return "border"
+    if not isinstance(layer, CONVOLUTIONS) or layer.padding_mode != "zeros":
+        return None
+    padding = layer.padding
+    pads = padding == "same" or (not isinstance(padding, str) and any(p > 0 for p in padding))
+    return "zero padding" if pads else None
+
+
+def _unfoldable(path: str, layer: nn.Module, model: Bayesian | None) -> str | None:
+    """Why a weight times a constant can join neither a bias nor another channel's weight."""
+    if geometry(layer).groups > 1 and (border := _border(layer)) is not None:
+        return f"meets the {border} of '{path}', which has groups"
+    posterior = None if model is None else next((p for p in model._posteriors() if p.path == path), None)
+    if model is None or posterior is None:
         return None
     if "weight" in posterior.gates:
-        return f"'{path}' has a gate on every edge"
-    return None if layer._parameters["bias"] is not None else f"'{path}' has no bias"
-
-
-def _pads(layer: nn.Module) -> bool:
-    padding = layer.padding
-    return padding == "same" or (not isinstance(padding, str) and any(p > 0 for p in padding))  # type: ignore[union-attr]
+        return f"cannot be folded: '{path}' has a gate on every edge"
+    if _carries(path, layer, model) and (
+        geometry(layer).groups > 1 or any(p.selects and not p.gates for p in model._posteriors())
+    ):
+        return f"cannot be folded: '{path}' has no bias or a border, and no node can be closed for good to carry it"
+    return None
 
 
 def _balance(tags: Tags, channels: list[int], groups: int, why: str) -> bool:
@@ -230,7 +280,13 @@ def _balance(tags: Tags, channels: list[int], groups: int, why: str) -> bool:
     return bool(surplus)
 
 
-def _written(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], constants: dict[str, Tensor]) -> ShrinkPlan:
+def _written(
+    plain: nn.Module,
+    probe: Probe,
+    closed: Mapping[str, Tensor],
+    constants: dict[str, Tensor],
+    carriers: dict[str, int],
+) -> ShrinkPlan:
     tags = probe.tags
 
     def kept(channels: list[int]) -> Tensor:
@@ -258,10 +314,16 @@ def _written(plain: nn.Module, probe: Probe, closed: Mapping[str, Tensor], const
                 (len(rows), len(keep[path])),
                 (len(probe.columns[path]), len(keep_inputs[path])),
                 int((constants[path][gone] != 0).sum()),
+                carriers.get(path),
                 tuple(f"{count} closed kept: {why}" for why, count in reasons.items()),
             )
         )
-    return ShrinkPlan(tuple(layers), keep, keep_inputs, constants, dict(closed))
+    roots = {tags.find(probe.columns[path][index]) for path, index in carriers.items()}
+    carrying = {
+        p: closed[p] & torch.tensor([tags.find(t) in roots for t in probe.rows[p]])
+        for p in probe.rows.keys() & closed.keys()
+    }
+    return ShrinkPlan(tuple(layers), keep, keep_inputs, constants, carriers, carrying, dict(closed))
 
 
 # ---- the cut -------------------------------------------------------------------------------------------------------
@@ -288,30 +350,11 @@ def len_inputs(layer: nn.Module) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class _Shell:
-    """A layer's shape, without the layer."""
-
-    nodes: int
-    inputs: int
-    groups: int
-    transposed: bool
-    linear: bool
-
-
-def _shell(layer: nn.Module) -> _Shell:
-    g = geometry(layer)
-    return _Shell(g.nodes, len_inputs(layer), g.groups, g.transposed, g.linear)
-
-
-def _by_input(weight: Tensor, g: _Shell) -> Tensor:
+def _by_input(weight: Tensor, g: Geometry, inputs: int) -> Tensor:
     """The weight from each input channel to each node, summed over the kernel: (nodes, inputs)."""
-    inputs = g.inputs
     summed = weight.reshape(*weight.shape[:2], -1).sum(2)
-    if g.transposed:
-        summed = summed.T if g.groups == 1 else summed
     if g.groups == 1:
-        return summed
+        return summed.T if g.transposed else summed
     out = torch.zeros(g.nodes, inputs, dtype=weight.dtype)
     per_out, per_in = g.nodes // g.groups, inputs // g.groups
     for i in range(g.groups):
@@ -347,7 +390,7 @@ def _cut_plain(net: nn.Module, plan: ShrinkPlan, gated: bool) -> None:
                 w.masked_fill_(geometry(layer).along(shut, w), 0.0)
                 if b is not None:
                     b.masked_fill_(shut, 0.0)
-            added = _folded(w, layer, plan, part.path)
+            added = _fold(w, geometry(layer), plan, part.path, 1)
             if b is not None or bool((added != 0).any()):
                 exact = added if b is None else b.double().cpu() + added
                 if gated and part.path in plan.closed:
@@ -362,11 +405,19 @@ def _cut_plain(net: nn.Module, plan: ShrinkPlan, gated: bool) -> None:
         _cut_by_channel(net.get_submodule(path), plan.keep[path])
 
 
-def _folded(weight: Tensor, layer: nn.Module, plan: ShrinkPlan, path: str) -> Tensor:
-    """sum over the channels taken out of w psi(0), for each node."""
-    gone = torch.ones(len(plan.constants[path]), dtype=torch.bool)
-    gone[plan.keep_inputs[path]] = False
-    return _by_input(weight.double().cpu(), _shell(layer))[:, gone] @ plan.constants[path][gone]
+def _fold(weight: Tensor, g: Geometry, plan: ShrinkPlan, path: str, power: int) -> Tensor:
+    """sum over the channels taken out of w psi(0), for each node: what its bias gains.
+
+    Where one channel carries for them, its weights gain it instead, in place. power=2 does the same to variances.
+    """
+    gone, c = plan.gone(path), plan.constants[path].pow(power)
+    carrier = plan.carriers.get(path)
+    if carrier is None:
+        return _by_input(weight.double().cpu(), g, len(c))[:, gone] @ c[gone]
+    axis = 0 if g.transposed else 1
+    lost = weight.double().cpu().movedim(axis, 0)[gone]
+    weight.select(axis, carrier).add_(torch.tensordot(c[gone] / c[carrier], lost, dims=1).to(weight))
+    return torch.zeros(g.nodes, dtype=torch.float64)
 
 
 def _cut_by_channel(module: nn.Module, keep: Tensor) -> None:
@@ -412,42 +463,41 @@ def cut_bayesian(model: Bayesian, plan: ShrinkPlan) -> Bayesian:
     """A smaller Bayesian model after a plan: means, spreads, gates and scales of what is kept.
 
     The constant of a node that is taken out goes into the bias that it fed: a sum of independent normals, so
-    mean b + sum c mu and variance s_b^2 + sum c^2 s^2.
+    mean b + sum c mu and variance s_b^2 + sum c^2 s^2. A node that stays to carry such constants is closed for good.
     """
     slim = copy.deepcopy(model)
     cutters = _cutters(model, plan)
-    spreads = {p.path: _folded_spread(p, plan) for p in model._posteriors() if p.path in plan.constants}
+    spreads = {p.path: _folded_spreads(p, plan) for p in model._posteriors() if p.path in plan.constants}
     _cut_plain(slim.net, plan, gated=False)
     for i, posterior in enumerate(slim._posteriors()):
-        layer = slim.net.get_submodule(posterior.path)
         with torch.no_grad():
             for name, parameter in list(posterior.named_parameters()):
                 value = parameter.detach()
-                if name == "rho_bias" and (wider := spreads.get(posterior.path)) is not None:
+                wider = spreads.get(posterior.path, {}).get(name)
+                if wider is not None:
                     value = torch.log(torch.expm1(wider)).to(value)
+                if name.startswith("gates.") and posterior.path in plan.carrying:
+                    shut = posterior.geometry.along(plan.carrying[posterior.path].to(value.device), value)
+                    value = torch.where(shut, -FIXED, value)
                 cut = cutters.get(f"posteriors.{i}.{name}")
                 if cut is not None:
                     owner, _, leaf = name.rpartition(".")
                     kept = nn.Parameter(cut(value).clone(), requires_grad=parameter.requires_grad)
                     posterior.get_submodule(owner)._parameters[leaf] = kept
-        posterior.geometry = geometry(layer)
+        posterior.geometry = geometry(slim.net.get_submodule(posterior.path))
     return slim
 
 
-def _folded_spread(posterior: Any, plan: ShrinkPlan) -> Tensor | None:
-    """The bias' spread with the folded weights' in it; None where nothing is folded."""
+def _folded_spreads(posterior: Posterior, plan: ShrinkPlan) -> Tensors:
+    """{parameter name: spread} of what takes the constants on; empty where nothing is folded."""
     path = posterior.path
-    gone = torch.ones(len(plan.constants[path]), dtype=torch.bool)
-    gone[plan.keep_inputs[path]] = False
-    c = plan.constants[path][gone]
-    if "bias" not in posterior.names or not bool((c != 0).any()):
-        return None
-    g = posterior.geometry
+    if not bool((plan.constants[path][plan.gone(path)] != 0).any()):
+        return {}
     variance = posterior.spread("weight").detach().double().cpu().square()
-    inputs = len(plan.constants[path])
-    shell = _Shell(g.nodes, inputs, g.groups, g.transposed, g.linear)
-    added = _by_input(variance, shell)[:, gone] @ c.square()
-    return torch.sqrt(posterior.spread("bias").detach().double().cpu().square() + added)
+    added = _fold(variance, posterior.geometry, plan, path, 2)
+    if path in plan.carriers:
+        return {"rho_weight": variance.sqrt()}
+    return {"rho_bias": torch.sqrt(posterior.spread("bias").detach().double().cpu().square() + added)}
 
 
 def _cutters(model: Bayesian, plan: ShrinkPlan) -> dict[str, Callable[[Tensor], Tensor]]:
