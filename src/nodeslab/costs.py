@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from nodeslab.data import as_inputs
+from nodeslab.graph import run
 from nodeslab.layers import SELECTABLE, Geometry, geometry, takes_integers
 from nodeslab.model import Bayesian, copy_network
 
@@ -204,12 +205,8 @@ class Probe:
     def __call__(self, masks: Mapping[str, Tensor], weights: Mapping[str, int] | None = None) -> Cost:
         """The cost with these nodes open; `weights` overrides the count of nonzero weights (edge selection)."""
         probe = _Probe(self.net, masks)
-        try:
-            with _lookups_live(self.net), probe:
-                self.net(*self.inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError) as e:
-            shapes = ", ".join(str(tuple(x.shape)) for x in self.inputs)
-            raise ValueError(f"The network cannot take an example of shape {shapes}. Its own words: {e}") from e
+        with _lookups_live(self.net), probe:
+            run(self.net, self.inputs, "an example")
         layers = []
         for path, layer in probe.layers.items():
             if path not in probe.flops:  # a layer that this forward does not use

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from nodeslab.checks import whole
+from nodeslab.graph import run, trace
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian
-from nodeslab.model import Bayesian, is_guard
+from nodeslab.model import Bayesian, copy_network, is_guard
 from nodeslab.prediction import evaluating, isolated_seed
 
 __all__ = ["Ensemble", "ensemble", "export"]
@@ -119,11 +120,7 @@ def export(
     inputs = tuple(_two_rows(torch.as_tensor(x), like) for x in several)
     aside = target.with_name(f".{target.stem}.partial{target.suffix}")
     with evaluating(net), torch.no_grad():
-        try:
-            net(*inputs)
-        except Exception as e:
-            shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-            raise ValueError(f"The network cannot take an example of shape {shapes}. Its own words: {e}") from e
+        run(net, inputs, "an example")
         try:
             _write(net, inputs, aside)
             os.replace(aside, target)
@@ -183,6 +180,7 @@ def _program(net: nn.Module, inputs: tuple[Tensor, ...], batch: Any) -> torch.ex
         return torch.export.export(net, inputs, dynamic_shapes=shapes)
     except Exception as e:
         first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        trace(copy_network(net))  # names the layer, where it is one's forward that has no graph
         raise ValueError(
             f"{type(net).__name__} cannot be exported with a batch size of its own: {first}. Control flow on data and "
             "sizes written as numbers are what stops it."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.fx
 from torch import nn
+
+from nodeslab.graph import trace
 
 __all__ = ["output_layers"]
 
@@ -19,8 +20,8 @@ def output_layers(net: nn.Module, paths: Sequence[str]) -> tuple[set[str], bool]
     if list(paths) == [""]:
         return {""}, True
     try:
-        graph = _Tracer([net.get_submodule(p) for p in paths]).trace(net)
-    except Exception:  # tracing runs the user's own forward on proxies: anything may come out
+        graph = trace(net, [net.get_submodule(p) for p in paths])
+    except ValueError:
         return {paths[-1]}, False
     aliases = {name: next(p for p in paths if net.get_submodule(p) is m) for name, m in _named(net, paths)}
     found: set[str] = set()
@@ -40,18 +41,6 @@ def output_layers(net: nn.Module, paths: Sequence[str]) -> tuple[set[str], bool]
                 seen.add(source)
                 queue.append(source)
     return (found, True) if found else ({paths[-1]}, False)
-
-
-class _Tracer(torch.fx.Tracer):
-    """Looks into torch's own composite modules too, when one of the layers is inside."""
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        inside = any(part is layer for part in m.modules() for layer in self.layers if part is not m)
-        return super().is_leaf_module(m, module_qualified_name) and not inside
 
 
 def _named(net: nn.Module, paths: Sequence[str]) -> list[tuple[str, nn.Module]]:

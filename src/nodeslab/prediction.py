@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nodeslab.checks import probability, whole
 from nodeslab.data import as_inputs, as_targets, same_rows
+from nodeslab.graph import run
 from nodeslab.layers import takes_integers
 from nodeslab.likelihoods import LOG_2PI, Bernoulli, Categorical, Gaussian, Likelihood
 from nodeslab.model import Bayesian
@@ -207,31 +208,8 @@ def try_forward(model: Bayesian, inputs: tuple[Tensor, ...], name: str = "X") ->
     """The output for the first rows, or a sentence that names the layer which the data do not fit."""
     device = next(model.posteriors.parameters()).device
     few = tuple(x[:2].to(device) for x in inputs)
-    running: list[tuple[str, nn.Module, str]] = []
-    handles = [
-        m.register_forward_pre_hook(
-            lambda m, args, path=path: running.append(
-                (path, m, str(tuple(args[0].shape)) if args and isinstance(args[0], Tensor) else "?")
-            )
-        )
-        for path, m in model.net.named_modules()
-        if not list(m.children())
-    ]
-    shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-    try:
-        with torch.no_grad(), evaluating(model), isolated_seed(0):
-            out = model(*few)
-    except Exception as e:
-        if not running:
-            raise ValueError(f"The network cannot take {name} of shape {shapes}: {e}") from e
-        path, layer, shape = running[-1]
-        raise ValueError(
-            f"The network cannot take {name} of shape {shapes}: layer '{path}' ({layer}) got an input of shape "
-            f"{shape}. Its own words: {e}"
-        ) from e
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), evaluating(model), isolated_seed(0):
+        out = run(model.net, few, name, call=model)
     if not isinstance(out, Tensor):
         raise TypeError(f"The network must return one tensor, got {type(out).__name__}; wrap it so that it does.")
     if out.dim() == 0 or len(out) != len(few[0]):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from nodeslab.channels import NORMS, Probe, Tags, flat
 from nodeslab.gates import FIXED
+from nodeslab.graph import run, trace
 from nodeslab.layers import CONVOLUTIONS, SELECTABLE, TRANSPOSED, Geometry, geometry
 from nodeslab.model import Bayesian
 from nodeslab.posterior import Posterior, Tensors
@@ -148,21 +149,10 @@ def _probe(plain: nn.Module, example: Any, closed: Mapping[str, Tensor], random:
     inputs = example if isinstance(example, tuple) else (example,)
     tensors = tuple(torch.as_tensor(x).detach().cpu()[:1] for x in inputs)
     tensors = tuple(x.double() if x.is_floating_point() else x for x in tensors)
-    try:
-        with torch.no_grad():
-            plain(*tensors)
-    except Exception as e:
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"The network cannot take an example of shape {shapes}: {e}") from e
-    try:
-        graph = torch.fx.GraphModule(plain, torch.fx.Tracer().trace(plain))
-    except Exception as e:
-        raise ValueError(
-            f"The forward of {type(plain).__name__} cannot be traced ({e}): shrinking needs a graph without control "
-            "flow on data. Move the branch out of the network, or write it with torch.where."
-        ) from e
-    probe = Probe(graph, closed, random)
     with torch.no_grad():
+        run(plain, tensors, "an example")
+        layers = [m for m in plain.modules() if isinstance(m, SELECTABLE)]
+        probe = Probe(torch.fx.GraphModule(plain, trace(plain, layers)), closed, random)
         probe.run(*(torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in tensors))
     return probe
 
