@@ -21,95 +21,69 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Kernel", "kernel"]
+from nodeslab import kl
+
+__all__ = ["Kernel", "LayerStruct", "TensorStruct", "kernel", "lies_in_rows"]
 
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
-LONG, F, P = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+PARALLEL = 16_384  # weights from which a second thread pays
+
+LONG, SEED, INT, F, P = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+
+
+class TensorStruct(ctypes.Structure):
+    """`tensor` of kernel.c."""
+
+    _fields_ = (
+        *((name, LONG) for name in ("rows", "cols", "number")),
+        *((name, P) for name in ("mean", "rho", "grad", "weight", "divergence", "along", "d_mean", "d_rho")),
+    )
+
+
+class LayerStruct(ctypes.Structure):
+    """`layer` of kernel.c."""
+
+    _fields_ = (
+        *((name, LONG) for name in ("nodes", "tensors", "reinmax")),
+        *((name, F) for name in ("sigma", "log_odds", "temperature", "unused")),
+        *((name, P) for name in ("logit", "scale", "gates", "d_logit", "d_scale")),
+        ("part", TensorStruct * 2),
+    )
+
+
+def lies_in_rows(tensor: Tensor, rows: int) -> bool:
+    """True for what the kernel takes: float32 on the CPU, a node's weights side by side, the nodes in turn."""
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or len(tensor) != rows:
+        return False
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 class Kernel:
-    """The three functions of kernel.c, on float32 CPU tensors that are contiguous."""
+    """The functions of kernel.c, on an array of `LayerStruct`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._normal, self._draw, self._back = (
-            library.nodeslab_normal,
-            library.nodeslab_draw,
-            library.nodeslab_back,
-        )
-        self._normal.argtypes = [P, LONG, ctypes.c_uint64, ctypes.c_int]
-        self._draw.argtypes = [LONG, LONG, P, P, P, P, F, P, P, P, ctypes.c_int]
-        self._back.argtypes = [LONG, LONG, P, P, P, P, P, P, P, LONG, F, P, P, P, ctypes.c_int]
-        for function in (self._normal, self._draw, self._back):
-            function.restype = None
+        self._draw, self._back, self._normal = library.nodeslab_draw, library.nodeslab_back, library.nodeslab_normal
+        self._draw.argtypes, self._draw.restype = [P, LONG, SEED, INT], ctypes.c_double
+        self._back.argtypes, self._back.restype = [P, LONG, SEED, F, INT], None
+        self._normal.argtypes, self._normal.restype = [P, LONG, LONG, LONG, SEED], None
 
-    def normal(self, out: Tensor, seed: int) -> None:
-        """out ~ N(0, 1)."""
-        self._normal(out.data_ptr(), out.numel(), seed, _threads(out.numel()))
+    def draw(self, layers: ctypes.Array[LayerStruct], seed: int, weights: int) -> float:
+        """Gates, weights and KL of all layers, which have so many weights; returns the KL."""
+        total: float = self._draw(layers, len(layers), seed, _threads(weights))
+        return total
 
-    def draw(
-        self,
-        mean: Tensor,
-        rho: Tensor,
-        noise: Tensor,
-        factor: Tensor | None,
-        sigma: float,
-        spread: Tensor,
-        weight: Tensor,
-        divergence: Tensor,
-    ) -> None:
-        """spread, weight and each row's KL; factor has one number for each row."""
-        rows = divergence.numel()
-        self._draw(
-            rows,
-            mean.numel() // rows,
-            mean.data_ptr(),
-            rho.data_ptr(),
-            noise.data_ptr(),
-            None if factor is None else factor.data_ptr(),
-            sigma,
-            spread.data_ptr(),
-            weight.data_ptr(),
-            divergence.data_ptr(),
-            _threads(mean.numel()),
-        )
+    def back(self, layers: ctypes.Array[LayerStruct], seed: int, d_kl: float, weights: int) -> None:
+        """The gradients of all parameters."""
+        self._back(layers, len(layers), seed, d_kl, _threads(weights))
 
-    def back(
-        self,
-        grad: Tensor,
-        mean: Tensor,
-        rho: Tensor,
-        noise: Tensor,
-        spread: Tensor,
-        factor: Tensor | None,
-        pull: Tensor,
-        sigma: float,
-        d_mean: Tensor,
-        d_rho: Tensor,
-        d_factor: Tensor,
-    ) -> None:
-        """d_mean, d_rho and each row's d_factor."""
-        rows = d_factor.numel()
-        self._back(
-            rows,
-            mean.numel() // rows,
-            grad.data_ptr(),
-            mean.data_ptr(),
-            rho.data_ptr(),
-            noise.data_ptr(),
-            spread.data_ptr(),
-            None if factor is None else factor.data_ptr(),
-            pull.data_ptr(),
-            0 if pull.numel() == 1 else 1,
-            sigma,
-            d_mean.data_ptr(),
-            d_rho.data_ptr(),
-            d_factor.data_ptr(),
-            _threads(mean.numel()),
-        )
+    def normal(self, out: Tensor, seed: int, number: int = 0) -> None:
+        """The noise eps ~ N(0, 1) that a tensor of this number and shape has in the draw with this seed."""
+        self._normal(out.data_ptr(), len(out), out.numel() // len(out), number, seed)
 
 
 def _threads(count: int) -> int:
-    return torch.get_num_threads() if count >= 16_384 else 1
+    return torch.get_num_threads() if count >= PARALLEL else 1
 
 
 @cache
@@ -136,9 +110,9 @@ def _library() -> Path:
     if compiler is None:
         raise OSError("no C compiler")
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=20).stdout
-    key = hashlib.sha256(b"\0".join([source, version, _processor().encode(), " ".join(FLAGS).encode()])).hexdigest()[
-        :20
-    ]
+    key = hashlib.sha256(
+        b"\0".join([source, version, _processor().encode(), " ".join((*FLAGS, *WIDE)).encode()])
+    ).hexdigest()[:20]
     target = _folder() / f"kernel-{key}.so"
     if target.exists():
         return target
@@ -147,7 +121,18 @@ def _library() -> Path:
         c, made = Path(work) / "kernel.c", Path(work) / "kernel.so"
         c.write_bytes(source)
         # OpenMP's functions are left open: torch has them loaded, and one pool of threads is enough
-        command = [compiler, *FLAGS, "-shared", "-nostartfiles", "-nodefaultlibs", str(c), "-o", str(made), "-lm"]
+        command = [
+            compiler,
+            *FLAGS,
+            *WIDE,
+            "-shared",
+            "-nostartfiles",
+            "-nodefaultlibs",
+            str(c),
+            "-o",
+            str(made),
+            "-lm",
+        ]
         subprocess.run(command, capture_output=True, check=True, timeout=60)
         os.replace(made, target)
     return target
@@ -165,13 +150,17 @@ def _processor() -> str:
 def _right(built: Kernel) -> bool:
     """The kernel against torch on a few numbers, so that a broken compiler costs speed and not truth."""
     mean, rho = torch.linspace(-2, 2, 70).reshape(2, 35), torch.linspace(-9, 3, 70).reshape(2, 35)
-    noise, spread, weight = (torch.empty_like(mean) for _ in range(3))
-    divergence = torch.empty(2)
+    noise, weight, divergence, gates = torch.empty(2, 35), torch.empty(2, 35), torch.empty(2), torch.empty(6, 2)
+    part = TensorStruct(2, 35, 0, mean.data_ptr(), rho.data_ptr(), None, weight.data_ptr(), divergence.data_ptr())
+    one = LayerStruct(2, 1, 0, 1.0, 0.0, 1.0, 0.0, None, None, gates.data_ptr(), None, None, (part,))
+    total = built.draw((LayerStruct * 1)(one), 1, 70)
     built.normal(noise, 1)
-    if not bool(torch.isfinite(noise).all()) or not 0.5 < float(noise.std()) < 1.5:
-        return False
-    built.draw(mean, rho, noise, None, 1.0, spread, weight, divergence)
-    exact = torch.nn.functional.softplus(rho)
-    return bool(torch.allclose(spread, exact, rtol=1e-5)) and bool(
-        torch.allclose(weight, mean + exact * noise, atol=1e-5)
+    spread = torch.nn.functional.softplus(rho)
+    exact = kl.gaussian(mean, spread, 1.0).sum(1)
+    return (
+        bool(torch.isfinite(noise).all())
+        and 0.5 < float(noise.std()) < 1.5
+        and bool(torch.allclose(weight, mean + spread * noise, atol=1e-5))
+        and bool(torch.allclose(divergence, exact, rtol=1e-5))
+        and abs(total - float(exact.sum())) < 1e-5 * total
     )

@@ -118,13 +118,14 @@ class Bayesian(nn.Module):
         if self._held is not None:
             raise RuntimeError("A draw is already held: drawn() does not nest. Leave the first block before the next.")
         means = self._means()
-        weights, total = [], self._zero()
         if workspace is not None:
-            workspace.fill()
-        for i, (posterior, mean) in enumerate(zip(self._posteriors(), means, strict=True)):
-            sampled, divergence = posterior.draw(mean, None if workspace is None else workspace.layers[i])
-            weights.append(sampled)
-            total = total + divergence
+            weights, total = workspace.draw(means)
+        else:
+            weights, total = [], self._zero()
+            for posterior, mean in zip(self._posteriors(), means, strict=True):
+                sampled, divergence = posterior.draw(mean)
+                weights.append(sampled)
+                total = total + divergence
         try:
             self._held = _Draw(means, total)
             self._put(tuple(weights))
@@ -139,7 +140,7 @@ class Bayesian(nn.Module):
         keep_gradients: room for the gradients too; then each backward must be followed by an optimizer step and
         `zero_grad(set_to_none=True)` before the next.
         """
-        return Workspace(list(self._means()), [p.geometry.nodes for p in self._posteriors()], keep_gradients)
+        return Workspace(list(self._posteriors()), self._means(), keep_gradients)
 
     def _posteriors(self) -> Iterator[Posterior]:
         for posterior in self.posteriors:

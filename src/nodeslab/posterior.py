@@ -15,12 +15,12 @@ from torch.nn.functional import softplus
 
 from nodeslab import kl
 from nodeslab.gates import Gate
+from nodeslab.kernel import lies_in_rows
 from nodeslab.layers import Geometry, geometry
 from nodeslab.scales import HorseshoeScale
 from nodeslab.spec import Edge, Node, Prior
-from nodeslab.workspace import Buffers
 
-__all__ = ["Posterior", "SlabDraw"]
+__all__ = ["Posterior", "Room", "SlabDraw"]
 
 Tensors = dict[str, Tensor]
 
@@ -46,10 +46,10 @@ class SlabDraw(torch.autograd.Function):
         f: Tensor | None,
         g: Tensor | None,
         sigma: float,
-        room: Buffers | None,
+        room: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         spread = softplus(rho)
-        slab = torch.addcmul(mean, spread, noise, out=None if room is None else room.slab.detach())
+        slab = torch.addcmul(mean, spread, noise, out=None if room is None else room[0].detach())
         # no tensor goes out twice: what is marked as not differentiable would take its twin along
         if g is None:
             by_gate, total = slab.new_empty(0), kl.gaussian_sum(mean, spread, sigma)
@@ -58,7 +58,7 @@ class SlabDraw(torch.autograd.Function):
             total = torch.dot(by_gate.reshape(-1), g.reshape(-1))
         if f is None:
             return slab, total, spread, slab.new_empty(0), by_gate
-        weight = torch.mul(slab, f, out=None if room is None else room.weight.detach())
+        weight = torch.mul(slab, f, out=None if room is None else room[1].detach())
         return weight, total, spread, slab, by_gate
 
     @staticmethod
@@ -91,35 +91,13 @@ class SlabDraw(torch.autograd.Function):
         return d_mean, d_spread.mul_(torch.sigmoid(rho)), None, d_f, d_g, None, None
 
 
-class FusedDraw(torch.autograd.Function):
-    """`SlabDraw` by the compiled kernel, with the noise in `room`; f and g hold one number for each node, or None."""
+class Room:
+    """Memory for one draw of a layer, by tensor: its noise, its slab, its weights."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, rho: Tensor, f: Tensor | None, g: Tensor | None, sigma: float, room: Buffers
-    ) -> tuple[Tensor, Tensor]:
-        assert room.kernel is not None
-        ctx.save_for_backward(mean, rho, f, g)
-        ctx.sigma, ctx.room = sigma, room
-        room.kernel.draw(mean, rho, room.noise, f, sigma, room.slab, room.weight, room.rows)
-        total = room.rows.sum() if g is None else torch.dot(room.rows, g)
-        return room.weight.detach(), total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_weight, d_kl = grads
-        mean, rho, f, g = ctx.saved_tensors
-        room: Buffers = ctx.room
-        assert room.kernel is not None
-        pull = d_kl.reshape(1) if g is None else d_kl * g
-        d_mean = torch.empty_like(mean) if room.d_mean is None else room.d_mean.detach()
-        d_rho = torch.empty_like(rho) if room.d_rho is None else room.d_rho.detach()
-        d_f = torch.empty_like(room.rows)
-        room.kernel.back(
-            d_weight.contiguous(), mean, rho, room.noise, room.slab, f, pull, ctx.sigma, d_mean, d_rho, d_f
+    def __init__(self, means: Tensors) -> None:
+        self.noise, self.slab, self.weight = (
+            {name: torch.empty_like(mean, requires_grad=False) for name, mean in means.items()} for _ in range(3)
         )
-        return d_mean, d_rho, None if f is None else d_f, None if g is None else d_kl * room.rows, None, None
 
 
 class Posterior(nn.Module):
@@ -177,10 +155,10 @@ class Posterior(nn.Module):
             return self.geometry.along(per_gate["node"], like)
         return per_gate.get(name)
 
-    def draw(self, means: Tensors, room: dict[str, Buffers] | None = None) -> tuple[Tensors, Tensor]:
+    def draw(self, means: Tensors, room: Room | None = None) -> tuple[Tensors, Tensor]:
         """One draw of the layer's weights, and the layer's KL; both carry gradients.
 
-        room: buffers with the noise in them, which the draw is written into; fresh ones by default.
+        room: memory that the draw is written into; fresh memory by default.
         """
         z = {name: gate.draw() for name, gate in self.switches().items()}
         gamma = self.gamma()
@@ -193,26 +171,22 @@ class Posterior(nn.Module):
                 s = self.geometry.along(scale, mean)
                 f = s if f is None else f * s
             g = self._per_weight(gamma, name, mean)
-            here = None if room is None else room[name]
-            if self._fuses(here, f, g):
-                rows = [None if v is None else v.reshape(-1) for v in (f, g)]
-                weights[name], slab_kl = FusedDraw.apply(  # type: ignore[no-untyped-call]
-                    mean, self.rho(name), *rows, self.prior.slab.sigma, here
-                )
-                total = total + slab_kl
-                continue
-            noise = torch.randn_like(mean) if here is None else here.noise
+            noise = torch.randn_like(mean) if room is None else room.noise[name].normal_()
+            memory = None if room is None else (room.slab[name], room.weight[name])
             weights[name], slab_kl, *_ = SlabDraw.apply(  # type: ignore[no-untyped-call]
-                mean, self.rho(name), noise, f, g, self.prior.slab.sigma, here
+                mean, self.rho(name), noise, f, g, self.prior.slab.sigma, memory
             )
             total = total + slab_kl
         return weights, total
 
-    def _fuses(self, room: Buffers | None, f: Tensor | None, g: Tensor | None) -> bool:
-        """True where the compiled kernel serves: gates and scales by node, weights that lie row by row."""
-        if room is None or room.kernel is None or self.geometry.transposed:
+    def fusible(self, means: Tensors) -> bool:
+        """True where the compiled kernel can serve: gates and scales by node, the weights of a node side by side."""
+        if self.geometry.transposed or not (self.gates.keys() <= {"node"}):
             return False
-        return all(v is None or v.numel() == room.rows.numel() for v in (f, g))
+        return all(
+            lies_in_rows(mean, self.geometry.nodes) and self.rho(name).stride() == mean.stride()
+            for name, mean in means.items()
+        )
 
     def kl(self, means: Tensors) -> Tensor:
         """KL(q || p) = KL(gates) + P(open) KL(slab) + KL(scales), a scalar with gradients."""
