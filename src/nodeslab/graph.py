@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +75,10 @@ def trace(net: nn.Module, layers: Sequence[nn.Module] = ()) -> torch.fx.Graph:
 
     The trace runs the user's forward on stand-ins, which it may keep: give a copy that is thrown away.
     """
+    if not all(type(m).__module__.startswith("torch.nn.") for m in net.modules()):
+        # A forward may import it (activation checkpointing does), and it must not see the math functions that a trace
+        # puts in the place of Python's: torch.compile would not know them in this process any more.
+        importlib.import_module("torch._dynamo")
     tracer = _Tracer(layers)
     try:
         return tracer.trace(net)
