@@ -15,6 +15,7 @@ from nodeslab.checks import whole
 from nodeslab.graph import run, trace
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian
 from nodeslab.model import Bayesian, copy_network, is_guard
+from nodeslab.padding import pad_channels
 from nodeslab.prediction import evaluating, isolated_seed
 
 __all__ = ["Ensemble", "ensemble", "export"]
@@ -157,11 +158,11 @@ def _write(net: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
             dynamo=True,
             verbose=False,
         )
-    _strip(path)
+    _finish(path)
 
 
-def _strip(path: Path) -> None:
-    """Take out what the exporter notes about the Python source: it can be as large as the weights."""
+def _finish(path: Path) -> None:
+    """Take out what the exporter notes about the Python source, which can be as large as the weights; pad channels."""
     import onnx
 
     model = onnx.load(path)
@@ -169,6 +170,7 @@ def _strip(path: Path) -> None:
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     del model.graph.value_info[:]
+    pad_channels(model)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
