@@ -23,11 +23,13 @@ bench: .venv/.installed
 uci: .venv/.installed
 	$(BIN)/python benchmarks/uci.py
 
-# torch comes first and by its exact version: a looser request may bring a build with several gigabytes of CUDA.
+# torch comes first and by its exact version: a looser request may bring a build with several gigabytes of CUDA. So
+# would torchvision, which pytorchcv asks for and the networks that are tested do not need.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	$(PIP) install -c constraints.txt -e ".[dev]"
+	$(PIP) install --no-deps "$$(grep '^pytorchcv==' constraints.txt)"
 	touch $@
 
 clean:

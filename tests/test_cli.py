@@ -7,8 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import onnxruntime
 import pytest
+import torch
 from torch import nn
 
 import nodeslab as ns
@@ -47,6 +50,109 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = str(ns.save(model.mean(), tmp_path / "p"))
     assert cli.main(["show", plain]) == 0
     assert "Linear(in_features=3" in capsys.readouterr().out
+
+
+def _model_file(folder: Path) -> tuple[ns.Bayesian, str]:
+    model = ns.bayesian(nn.Sequential(nn.Linear(3, 9), nn.Sigmoid(), nn.Linear(9, 1)), ns.ssig(), n=10)
+    model.set_nodes({"0": [True] * 4 + [False] * 5})
+    return model, str(ns.save(model, folder / "m.nodeslab"))
+
+
+def test_shrink_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = _model_file(tmp_path)
+    x = torch.randn(7, 3)
+    assert cli.main(["shrink", file]) == 0
+    out = capsys.readouterr().out
+    assert "9 -> 4" in out
+    assert "21 of 46 weights" in out
+    small = ns.load(tmp_path / "m-small.nodeslab")
+    assert torch.allclose(small(x), model.mean()(x), atol=1e-6)
+    assert cli.main(["export", str(tmp_path / "m-small.nodeslab"), "--onnx", "--pt2", str(tmp_path / "p.pt2")]) == 0
+    assert "p.pt2" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(str(tmp_path / "m-small.onnx"))
+    assert torch.allclose(torch.from_numpy(session.run(None, {"input": x.numpy()})[0]), small(x), atol=1e-6)
+    slim = str(tmp_path / "slim")
+    assert cli.main(["shrink", file, "--bayesian", "--out", slim, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["weights"] == [46, 21]
+    assert said["layers"][1]["folded"] == 5
+    assert cli.main(["export", slim, "--onnx", str(tmp_path / "e.onnx"), "--draws", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["out"] == [str(tmp_path / "e.onnx")]
+
+
+NETWORK = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(1, 6, 3), torch.nn.Linear(6, 2)
+    def forward(self, x):
+        return self.b(torch.sigmoid(self.a(x)).mean((2, 3)))
+"""
+
+
+def test_a_network_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "of_ones_own.py").write_text(NETWORK)
+    names: dict[str, Any] = {}
+    exec(NETWORK, names)
+    model = ns.bayesian(names["Net"](), ns.ssig(), n=10)
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0]})
+    file = str(ns.save(model, tmp_path / "m"))
+    command = [sys.executable, "-m", "nodeslab", "shrink", file, "--net", "of_ones_own:Net"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "give --shape" in done.stderr
+    shaped = [*command, "--shape", "1", "8", "8"]
+    done = subprocess.run(shaped, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "6 -> 3" in done.stdout
+    noted = ns.save(model, tmp_path / "noted", example=torch.zeros(1, 1, 8, 8))
+    command = [*command[:4], str(noted), *command[5:]]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    small = ns.load(tmp_path / "noted-small", names["Net"]())
+    assert small.a.out_channels == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["export"], "say what to write"),
+        (["export", "--onnx"], "cannot sample"),
+        (["export", "--onnx", "m.pt2", "--draws", "2"], "must end in .onnx"),
+        (["shrink", "--shape", "5"], "cannot take an example of shape (2, 5)"),
+        (["shrink", "--shape", "0"], "whole numbers from 1"),
+        (["shrink", "--net", "nowhere:Net"], "cannot be made: No module named 'nowhere'"),
+        (["shrink", "--net", "nowhere"], "must be MODULE:CLASS"),
+        (["shrink", "--net", "json:dumps"], "cannot be made"),
+        (["shrink", "--net", "collections:OrderedDict"], "not a torch.nn.Module"),
+        (["shrink", "--out", "/nowhere/m"], "make it first"),
+    ],
+)
+def test_shrink_and_export_refuse(
+    more: list[str], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, file = _model_file(tmp_path)
+    assert cli.main([more[0], file, *more[1:]]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert word in err
+    assert len(err.splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["m.nodeslab"]
+
+
+def test_bench_infer_prints_ratios(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format, and what does not depend on speed: sizes of files."""
+    from nodeslab.bench import infer
+
+    monkeypatch.setattr(infer, "BATCHES", (64,))
+    assert cli.main(["bench", "infer", "--rounds", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for case in (v for v in result.values() if isinstance(v, dict)):
+        assert 0.1 < case["flops_ratio"] < 0.14
+        assert case["batch 64"]["onnxruntime"]["speedup"] > 1
+        assert case["files"]["shrunk"]["over_weights"] <= 1.15
+        assert case["files"]["shrunk"]["onnxruntime_peak_mib"] < case["files"]["dense"]["onnxruntime_peak_mib"]
+    assert cli.main(["bench", "infer", "--rounds", "2"]) == 0
+    assert "of the ideal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

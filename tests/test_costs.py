@@ -134,3 +134,44 @@ def test_a_plain_network_and_the_table() -> None:
     net = mlp().train()
     ns.cost(net, torch.zeros(2, 784))
     assert net.training
+
+
+class Codes(nn.Module):
+    """The first column is a code, looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(5, 6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        codes = torch.nn.functional.one_hot(x[:, 0].long(), 4).to(x.dtype)
+        return self.o(torch.tanh(self.a(torch.cat([codes, x[:, 1:]], 1))))
+
+
+class Compares(nn.Module):
+    """A rectifier written by hand: comparisons with NaN are false."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(2, 6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.o(torch.where(h > 0, h, torch.zeros_like(h)))
+
+
+@pytest.mark.parametrize("net", [Codes(), Compares()])
+def test_a_forward_that_looks_at_its_numbers(net: nn.Module) -> None:
+    """All inputs of a layer count there, with a warning; closed nodes' own rows are still taken off."""
+    x = torch.rand(8, 2)
+    model = ns.bayesian(net, ns.ssig(), n=8)
+    with pytest.warns(UserWarning, match="depends on its numbers"):
+        full = ns.cost(model, x)
+    assert full.flops == full.flops_dense
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0]})
+    with pytest.warns(UserWarning, match="depends on its numbers"):
+        half = ns.cost(model, x)
+    into = net.a.in_features + 1
+    assert half.flops == full.flops - 3 * into
+    with pytest.warns(UserWarning, match="depends on its numbers"):
+        ns.fit(model, (x, torch.rand(8)), likelihood=ns.Gaussian(1.0), epochs=1, seed=0)

@@ -330,3 +330,21 @@ def test_finite_in_float32_at_extreme_logits(at: float, gradient: str) -> None:
     for p in model.parameters():
         assert p.grad is not None
         assert torch.isfinite(p.grad).all()
+
+
+@pytest.mark.parametrize("logit", [12.0, 16.0, 17.0, 20.0, 30.0])
+def test_gradients_keep_their_digits_near_one(logit: float) -> None:
+    """In float32 gamma is 1 from a logit of 17 on, and 1 - gamma still has its digits."""
+    single = torch.tensor(logit, requires_grad=True)
+    exact = torch.tensor(logit, dtype=torch.float64, requires_grad=True)
+    for at in (single, exact):
+        gate = torch.where(at > 0, 1.0 - torch.sigmoid(-at), torch.sigmoid(at))  # Gate.inclusion
+        (kl.bernoulli(at, -6.0) + 50.0 * gate).backward()
+    assert single.grad.item() == pytest.approx(exact.grad.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("prior", [1 - 1e-9, 1 - 1e-12])
+def test_bernoulli_with_a_prior_near_one(prior: float) -> None:
+    odds = kl.log_prior_odds(prior)
+    open_ = kl.bernoulli(torch.tensor(800.0, dtype=torch.float64), odds)
+    assert open_.item() == pytest.approx(-math.log(prior), rel=1e-6)

@@ -520,3 +520,65 @@ def test_attention_is_left_plain_only_when_told() -> None:
     model = ns.bayesian(Attention(), {"head": ns.vbnn()}, n=10)
     assert "attention (MultiheadAttention)" in repr(model)
     assert model(torch.randn(2, 3, 4)).shape == (2, 3, 1)
+
+
+def test_gates_that_are_restored_train_again() -> None:
+    model = ns.bayesian(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), ns.ssig(), n=10)
+    state = copy.deepcopy(model.state_dict())
+    model.set_nodes({"0": [1, 0, 1, 0]})
+    logit = model.posteriors[0].gates["node"].logit
+    assert not logit.requires_grad
+    model.load_state_dict(state)
+    assert logit.requires_grad
+    logit.requires_grad_(False)  # the caller's own choice stays
+    model.load_state_dict(state)
+    assert not logit.requires_grad
+
+
+def test_the_prior_stays_exact_through_conversions() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    converted = ns.bayesian(net, ns.Normal(1.0) * ns.Node(prior=0.01), n=10).half().float().double()
+    gate = converted.posteriors[0].gates["node"]
+    exact = torch.distributions.kl_divergence(
+        torch.distributions.Bernoulli(gate.inclusion()),
+        torch.distributions.Bernoulli(torch.tensor(0.01, dtype=torch.float64)),
+    )
+    assert (gate.kl() - exact).abs().max() <= 1e-10
+
+
+class WithParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.o = nn.Parameter(torch.ones(3, 4)), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(x @ self.w)
+
+
+@pytest.mark.parametrize("spec", [ns.ssig(), {"*": ns.ssig()}])
+def test_parameters_of_ones_own_are_refused_by_name(spec: object) -> None:
+    with pytest.raises(ValueError, match=r"'' \(WithParameter\) has parameters of its own \(w\)"):
+        ns.bayesian(WithParameter(), spec, n=10)
+
+
+def test_the_edge_prior_counts_every_weight() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.t, self.a, self.b = nn.Linear(8, 100), nn.Linear(100, 50), nn.Linear(100, 50)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.t(x))
+            return torch.cat([self.a(h), self.b(h)], 1)
+
+    model = ns.bayesian(Heads(), ns.svbnn(), n=1000)
+    total = 9 * 100 + 2 * 101 * 50
+    assert model.posteriors[0].inclusion_prior == pytest.approx(
+        ns.theory.edge_prior([8, 100, 50], 1000, weights=total), rel=1e-12
+    )
+
+
+def test_nodes_are_not_set_within_a_draw() -> None:
+    model = ns.bayesian(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), ns.ssig(), n=10)
+    with model.drawn(), pytest.raises(RuntimeError, match="set nodes after"):
+        model.set_nodes({"0": [1, 0, 1, 0]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -443,6 +444,194 @@ def test_no_open_node_is_a_warning() -> None:
     assert small[0].out_features == 1
 
 
+SIZES: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "sum": lambda m, x: m.h(torch.sigmoid(m.a(x)).sum((2, 3))),
+    "padding": lambda m, x: m.h(F.pad(torch.sigmoid(m.a(x)), (1, 1, 1, 1), value=3.0).mean((2, 3))),
+    "average at a border": lambda m, x: m.h(F.avg_pool2d(torch.sigmoid(m.a(x)), 3, 2, 1).mean((2, 3))),
+    "a size in the formula": lambda m, x: m.h((torch.sigmoid(m.a(x)) * x.shape[2]).mean((2, 3))),
+    "rows in the formula": lambda m, x: m.h((torch.sigmoid(m.a(x)) / x.shape[0]).mean((2, 3))),
+    "sum over rows": lambda m, x: m.h(torch.sigmoid(m.a(x)).sum(0, keepdim=True).mean((2, 3))),
+    "a dead layer at a border": lambda m, x: m.h(torch.sigmoid(m.b(torch.sigmoid(m.a(x)))).mean((2, 3))),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("dead", [False, True])
+def test_other_sizes_than_the_examples(name: str, dead: bool) -> None:
+    """What is constant at the example's size only is not folded."""
+    torch.manual_seed(0)
+    net = Forward(SIZES[name], a=nn.Conv2d(2, 6, 3), h=nn.Linear(6, 2))
+    if "dead" in name:
+        net.b = nn.Conv2d(6, 6, 3, padding=1)
+    model = ns.bayesian(net, ns.ssig(), n=10).double().eval()
+    model.set_nodes({r.path: torch.rand(6) < (0.0 if dead else 0.5) for r in model.nodes()})
+    example = torch.randn(1, 2, 10, 10, dtype=torch.float64)
+    small, dense = _quiet(lambda: ns.shrink(model, example)).eval(), model.mean().eval()
+    for shape in ((1, 2, 10, 10), (4, 2, 10, 10), (2, 2, 11, 9), (3, 2, 16, 16)):
+        x = torch.randn(shape, dtype=torch.float64)
+        assert (small(x) - dense(x)).abs().max() <= 1e-12, shape
+
+
+def _in_place(m: Forward, x: Tensor) -> Tensor:
+    h = m.n(m.a(x))
+    k = m.sc(h)
+    return m.h((k + m.b(F.relu_(h))).mean((2, 3)))
+
+
+def test_a_forward_that_works_in_place() -> None:
+    torch.manual_seed(0)
+    net = Forward(
+        _in_place,
+        a=nn.Conv2d(2, 6, 3),
+        n=nn.BatchNorm2d(6),
+        sc=nn.Conv2d(6, 4, 1),
+        b=nn.Conv2d(6, 4, 1),
+        h=nn.Linear(4, 2),
+    )
+    model = ns.bayesian(_lively(net), ns.ssig(), n=10).double().eval()
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0], "sc": [1] * 4, "b": [1] * 4})
+    x = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    expected = model.mean().eval()(x)
+    slim = ns.shrink(model, x, bayesian=True)
+    assert isinstance(slim, ns.Bayesian)
+    assert (slim.mean().eval()(x) - expected).abs().max() <= 1e-12
+    assert (ns.shrink(model, x).eval()(x) - expected).abs().max() <= 1e-12
+
+
+def test_dropout_that_stays_random_is_no_constant() -> None:
+    net = Forward(lambda m, x: m.h(F.dropout(torch.sigmoid(m.a(x)), 0.5)), a=nn.Linear(5, 6), h=nn.Linear(6, 2))
+    model = ns.bayesian(net, ns.ssig(), n=10)
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0]})
+    assert "3 closed kept: dropout, which stays random" in str(ns.shrink_plan(model, torch.zeros(1, 5), bayesian=True))
+
+
+def test_nodes_that_the_caller_opens_have_their_weights() -> None:
+    model, x = _case("mlp Sigmoid", 0)
+    for posterior in model.posteriors:
+        for gate in posterior.switches().values():
+            gate.logit.data.fill_(-0.5)
+    masks = {"0": torch.arange(9) < 3, "2": torch.arange(8) < 4}
+    small = ns.shrink(model, x, open_nodes=masks)
+    model.set_nodes(masks)
+    assert torch.equal(small(*x), ns.shrink(model, x)(*x))
+    assert bool((small[0].weight != 0).all())
+
+
+def test_grouped_convolutions_are_done_in_one_go() -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net = nn.Sequential(
+            nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)
+        )
+        model = ns.bayesian(net, ns.ssig(), n=10).double().eval()
+        model.set_nodes({r.path: torch.rand(8) < 0.3 for r in model.nodes()})
+        x = torch.randn(2, 2, 10, 10, dtype=torch.float64)
+        small = _quiet(lambda model=model, x=x: ns.shrink(model, x))
+        again = _quiet(lambda small=small, x=x: ns.shrink(small, x))
+        assert [p.shape for p in again.parameters()] == [p.shape for p in small.parameters()]
+        assert (small(x) - model.mean()(x)).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_types(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 64), nn.Sigmoid(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 3)).to(dtype)
+    model = ns.bayesian(net, ns.ssig(), n=10)
+    model.set_nodes({r.path: torch.rand(64) < 0.5 for r in model.nodes()})
+    x = torch.randn(4, 5, dtype=dtype)
+    small, dense = ns.shrink(model, x), model.mean()
+    assert small[0].weight.dtype == dtype
+    assert torch.allclose(small(x), dense(x), rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_a_forward_that_names_its_type() -> None:
+    net = Forward(lambda m, x: m.h(torch.sigmoid(m.a(x.float() / 255))), a=nn.Linear(5, 6), h=nn.Linear(6, 2))
+    model = ns.bayesian(net, ns.ssig(), n=10)
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0]})
+    x = torch.randint(0, 255, (3, 5), dtype=torch.uint8)
+    assert torch.allclose(ns.shrink(model, x)(x), model.mean()(x), rtol=0, atol=1e-6)
+
+
+def test_a_statistic_of_the_batch_and_cat_by_axis() -> None:
+    net = Forward(
+        lambda m, x: m.h(torch.cat([torch.sigmoid(m.n(m.a(x))), torch.tanh(m.b(x))], axis=1)),
+        a=nn.Linear(5, 6),
+        n=nn.BatchNorm1d(6, track_running_stats=False),
+        b=nn.Linear(5, 4),
+        h=nn.Linear(10, 2),
+    )
+    model = ns.bayesian(net, ns.ssig(), n=10).double().eval()
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0], "b": [1, 0, 0, 1]})
+    x = torch.randn(7, 5, dtype=torch.float64)
+    small = ns.shrink(model, x).eval()
+    assert small.h.in_features == 5
+    assert (small(x) - model.mean().eval()(x)).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(6, 6, 3, groups=6),
+            nn.InstanceNorm2d(6),
+            nn.BatchNorm2d(6, affine=False),
+            nn.PReLU(6),
+            nn.Conv2d(6, 2, 1, bias=False),
+        ),
+        lambda: nn.Sequential(nn.Conv2d(2, 6, 1), nn.Sigmoid(), nn.Conv2d(6, 4, 1, bias=False), nn.Conv2d(4, 2, 1)),
+    ],
+)
+@pytest.mark.parametrize("bayesian", [False, True])
+def test_sizes_are_taken_from_the_file(make: Callable[[], nn.Module], bayesian: bool, tmp_path: Path) -> None:
+    model = ns.bayesian(make(), ns.ssig(), n=10).eval()
+    model.set_nodes({r.path: [1, 0, 1, 0, 1, 0] for r in model.nodes() if r.total == 6})
+    x = torch.randn(2, 2, 6, 6)
+    small = ns.shrink(model, x, bayesian=bayesian).eval()
+    assert small.state_dict()[("net." if bayesian else "") + "0.weight"].shape[0] < 6
+    file = ns.save(small, tmp_path / "m", x)
+    for net in (None, make()):
+        loaded = ns.load(file, net).eval()
+        torch.manual_seed(0)
+        expected = small(x)
+        torch.manual_seed(0)
+        assert torch.equal(loaded(x), expected)
+
+
+def test_what_trains_goes_on_to() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.Sigmoid(), nn.Linear(6, 2))
+    net[2].bias.requires_grad_(False)
+    net[0].weight.requires_grad_(False)
+    model = ns.bayesian(net, ns.ssig(), n=10)
+    model.set_nodes({"0": [1, 0, 1, 0, 1, 0]})
+    small = ns.shrink(model, torch.zeros(1, 5))
+    assert [p.requires_grad for p in small.parameters()] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("example", [None, {"x": 1}, [[1.0, "a"]], "x", torch.zeros(()), torch.zeros(0, 5), ()])
+def test_examples_that_are_none(example: object) -> None:
+    model, _ = _case("mlp ReLU", 0)
+    with pytest.raises((ValueError, TypeError), match="example"):
+        ns.shrink(model, example)
+
+
+def test_parametrised_layers_and_stored_activations() -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        m.seen = torch.relu(m.a(x))
+        return m.h(m.w(m.seen))
+
+    net = Forward(
+        forward, a=nn.Linear(5, 6), w=nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), h=nn.Linear(6, 2)
+    )
+    model = ns.bayesian(net, {"w*": None, "*": ns.ssig()}, n=10).double()
+    x = torch.randn(3, 5).double()
+    model(x)
+    model.set_nodes({"a": [1, 0, 1, 0, 1, 0]})
+    assert (ns.shrink(model, x)(x) - model.mean()(x)).abs().max() <= 1e-12
+    assert "parametrised" in str(ns.shrink_plan(model, x))
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -457,7 +646,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="Branches cannot be traced"):
         ns.shrink(model, torch.zeros(2, 5))
     model, _ = _case("mlp ReLU", 0)
-    with pytest.raises(ValueError, match=r"cannot take an example of shape \(1, 4\)"):
+    with pytest.raises(ValueError, match=r"cannot take an example of shape \(2, 4\)"):
         ns.shrink(model, torch.zeros(2, 4))
     with pytest.raises(TypeError, match=r"from ns\.bayesian"):
         ns.shrink(model.mean(), torch.zeros(2, 5), bayesian=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import nodeslab as ns
 from nodeslab import sealed
@@ -533,3 +533,83 @@ def test_no_signal_handler_without_a_checkpoint() -> None:
             **QUIET,
         )
     assert seen == [before]
+
+
+def test_a_signal_during_the_last_save_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sealed.write
+
+    def write(*args: Any, **kwargs: Any) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(sealed, "write", real)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(sealed, "write", write)
+    with pytest.raises(SystemExit) as stop:
+        ns.fit(_model(), (X, Y), likelihood=ns.Gaussian(1.0), epochs=2, seed=0, checkpoint=tmp_path / "c", **QUIET)
+    assert stop.value.code == 128 + signal.SIGTERM
+
+
+def test_a_sampler_within_a_batch_sampler_resumes(tmp_path: Path) -> None:
+    def run(epochs: tuple[int, ...]) -> list[Tensor]:
+        for total in epochs:
+            model = _model()
+            sampler = RandomSampler(range(50), generator=torch.Generator().manual_seed(5))
+            loader = DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(sampler, 16, drop_last=False))
+            file = tmp_path / f"c{len(epochs)}"
+            ns.fit(model, loader, likelihood=ns.Gaussian(1.0), epochs=total, seed=1, checkpoint=file, **QUIET)
+        return _bits(model)
+
+    assert _same(run((5,)), run((2, 5)))
+
+
+def test_a_forward_that_writes_into_its_input() -> None:
+    """Every draw, and the caller, see the data as they were."""
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = ns.bayesian(net, ns.ssig(), n=50)
+    before = X.clone()
+    ns.fit(model, (X, Y), likelihood=ns.Gaussian(1.0), epochs=2, seed=0, samples=2, **QUIET)
+    ns.fit(model, DataLoader(TensorDataset(X, Y), batch_size=50), likelihood=ns.Gaussian(1.0), epochs=1, seed=0)
+    ns.predict(model, X, draws=2)
+    assert torch.equal(X, before)
+
+
+def test_numpys_seed_goes_into_a_checkpoint(tmp_path: Path) -> None:
+    history = ns.fit(
+        _model(), (X, Y), likelihood=ns.Gaussian(1.0), epochs=1, seed=np.int64(3), checkpoint=tmp_path / "c", **QUIET
+    )
+    assert history.seed == 3
+
+
+def test_a_fit_with_other_fixed_gates_is_another_fit(tmp_path: Path) -> None:
+    model = _model()
+    model.set_nodes({"0": [True] * 8})
+    ns.fit(model, (X, Y), likelihood=ns.Gaussian(1.0), epochs=1, seed=0, checkpoint=tmp_path / "c", **QUIET)
+    with pytest.raises(ValueError, match="belongs to another fit: frozen differ"):
+        ns.fit(_model(), (X, Y), likelihood=ns.Gaussian(1.0), epochs=2, seed=0, checkpoint=tmp_path / "c", **QUIET)
+
+
+def test_autocast_leaves_the_targets_alone() -> None:
+    y = 1000 + Y
+    nlls = []
+    for data in ((X, y), DataLoader(TensorDataset(X, y), batch_size=50)):
+        model = _model(prior=ns.vbnn())
+        history = ns.fit(model, data, likelihood=ns.Gaussian(1.0), epochs=1, batch_size=50, seed=0, amp=True, **QUIET)
+        nlls.append(history[0].nll)
+    assert nlls[0] == pytest.approx(nlls[1], rel=1e-5)
+
+
+def test_clipping_is_of_what_is_trained() -> None:
+    """A parameter outside the optimizer neither counts in the norm nor keeps a gradient."""
+    model = _model()
+    head = list(model.net[2].parameters())
+    ns.fit(
+        model,
+        (X, 100 * Y),
+        likelihood=ns.Gaussian(1.0),
+        epochs=1,
+        seed=0,
+        clip=1.0,
+        optimizer=lambda parameters: torch.optim.Adam(head, lr=1e-3),
+        **QUIET,
+    )
+    assert all(p.grad is None for p in model.parameters())

@@ -163,7 +163,8 @@ class Probe(torch.fx.Interpreter):
             return args[0]
         out = self._plain(n, args, kwargs)
         if n.op == "get_attr":
-            self.taken.add(self.aliases.get(id(self.fetch_attr(str(n.target).rpartition(".")[0])), ""))
+            owner = self.module.get_submodule(str(n.target).rpartition(".")[0])
+            self.taken.add(self.aliases.get(id(owner), ""))
         if isinstance(out, Tensor) and any(not v.data.is_floating_point() for v in values):
             out = _unknown(out)  # integers and masks hold the example's own values, which NaN cannot mark
         if n.op in ("placeholder", "get_attr") or not isinstance(out, Tensor):
@@ -217,6 +218,8 @@ class Probe(torch.fx.Interpreter):
             return self._refuse(values, out, f"'{path}' ({kind}), which takes several tensors")
         x = values[0]
         if isinstance(module, SELECTABLE):
+            if module._parameters.get("weight") is None:
+                return self._refuse(values, out, f"'{path}' ({kind}), whose weight is parametrised")
             return self._layer(path, module, x, out)
         if isinstance(module, NORMS) and x.axis == 1:
             tags = self.sliced.setdefault(path, x.tags)
@@ -263,7 +266,7 @@ class Probe(torch.fx.Interpreter):
             self.seen[path] = []
             self.alive[path] = torch.zeros(g.nodes, dtype=torch.bool)
         self._tie(self.columns[path], columns)
-        self.seen[path].append(x.data.movedim(axis_in, 0).reshape(count, -1))
+        self.seen[path].append(x.data.movedim(axis_in, 0).reshape(count, -1).clone())  # what follows may work in place
         self.alive[path] |= torch.isnan(data).movedim(axis_out, 0).reshape(g.nodes, -1).any(1)
         if g.groups > 1 and g.groups == count == g.nodes:  # depthwise: a channel in is a channel out
             self._tie(self.columns[path], self.rows[path])
@@ -281,6 +284,8 @@ class Probe(torch.fx.Interpreter):
         if not values:
             return self._source(n, out, values)  # type: ignore[no-any-return]
         x = values[0]
+        if "dropout" in name and bool(n.kwargs.get("training", n.args[2] if len(n.args) > 2 else True)):
+            return self._refuse(values, out, f"{name}, which stays random")
         if len(values) == 1 and out.shape == x.data.shape:
             scalar_pair = target in PAIRS or (method and target in PAIR_METHODS)
             if scalar_pair or target in ELEMENTWISE_CALLS or (method and target in ELEMENTWISE_METHODS):
@@ -313,7 +318,7 @@ class Probe(torch.fx.Interpreter):
         return _Value(out, whole.axis, whole.tags)
 
     def _cat(self, n: torch.fx.Node, args: Any, values: list[_Value], out: Tensor) -> _Value:
-        dim = n.kwargs.get("dim", n.args[1] if len(n.args) > 1 else 0)
+        dim = n.kwargs.get("dim", n.kwargs.get("axis", n.args[1] if len(n.args) > 1 else 0))
         if not isinstance(dim, int) or len({v.axis for v in values}) != 1:
             return self._refuse(values, out, "cat of tensors that lie differently")
         axis = values[0].axis

@@ -7,9 +7,14 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nodeslab import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 __all__ = ["main"]
 
@@ -36,8 +41,32 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("file", type=Path)
     show.add_argument("--json", action="store_true", help="print JSON")
 
+    shrink = commands.add_parser("shrink", help="cut the closed nodes out of a saved model")
+    shrink.add_argument("--out", type=Path, help="the file to write (default: FILE with '-small' in its name)")
+    shrink.add_argument("--bayesian", action="store_true", help="keep it Bayesian: it predicts with uncertainty")
+
+    export = commands.add_parser("export", help="write a saved model as ONNX or torch.export, to run without nodeslab")
+    export.add_argument(
+        "--onnx", type=Path, nargs="?", const=Path(), metavar="OUT", help="write OUT (default: FILE.onnx)"
+    )
+    export.add_argument(
+        "--pt2", type=Path, nargs="?", const=Path(), metavar="OUT", help="write OUT (default: FILE.pt2)"
+    )
+    export.add_argument("--draws", type=int, help="how many draws of a Bayesian model to freeze, such as 16")
+    export.add_argument("--seed", type=int, default=0, help="the seed of the draws (default: 0)")
+
+    for command in (shrink, export):
+        command.add_argument("file", type=Path, metavar="FILE", help="what ns.save wrote")
+        command.add_argument("--shape", type=int, nargs="+", metavar="K", help="one row of the input, such as 1 28 28")
+        command.add_argument("--net", metavar="MODULE:CLASS", help="the class of a network of your own")
+        command.add_argument("--json", action="store_true", help="print JSON")
+
     bench = commands.add_parser("bench", help="measure speed")
-    bench.add_argument("what", choices=["step"], help="step: one training step against the plain network's")
+    bench.add_argument(
+        "what",
+        choices=["step", "infer"],
+        help="step: one training step against the plain network's; infer: shrunk networks against dense ones",
+    )
     bench.add_argument("--rounds", type=int, default=60, help="how often each is timed (default: 60)")
     bench.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -111,14 +140,107 @@ def _show(args: argparse.Namespace) -> None:
         print(f"layer {r.path or '(net)'}: {r.open} of {r.total} nodes open")
 
 
+def _saved(args: argparse.Namespace) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The network in a file, and rows of zeros that fit it."""
+    import torch
+
+    from nodeslab.io import example_for, load
+
+    net = None if args.net is None else _of_ones_own(args.net)
+    model = load(args.file, net)
+    if args.shape is not None:
+        if min(args.shape) < 1:
+            raise ValueError(f"--shape must be whole numbers from 1, got {' '.join(map(str, args.shape))}.")
+        return model, (torch.zeros(2, *args.shape, dtype=next(model.parameters()).dtype),)
+    example = example_for(args.file, model)
+    if example is None:
+        raise ValueError(f"{args.file} does not say what its inputs look like; give --shape, such as --shape 1 28 28.")
+    return model, example
+
+
+def _of_ones_own(name: str) -> nn.Module:
+    """An instance of a class that the user names, from a module beside them or an installed one."""
+    import importlib
+
+    from torch import nn
+
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ValueError(f"--net must be MODULE:CLASS, such as networks:Net, got {name!r}.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        net = getattr(importlib.import_module(module), attribute)()
+    except Exception as e:  # the user's own code: anything may come out
+        raise ValueError(f"--net {name} cannot be made: {e}.") from e
+    finally:
+        sys.path.pop(0)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"--net {name} gives a {type(net).__name__}, not a torch.nn.Module.")
+    return net
+
+
+def _shrink(args: argparse.Namespace) -> None:
+    import warnings
+
+    from nodeslab.costs import cost
+    from nodeslab.io import save
+    from nodeslab.shrinking import shrink, shrink_plan
+
+    model, example = _saved(args)
+    out = args.out or args.file.with_name(f"{args.file.stem}-small{args.file.suffix}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        plan = shrink_plan(model, example, bayesian=args.bayesian)
+        small = shrink(model, example, bayesian=args.bayesian)
+    before, after = cost(model, example), cost(small, example)
+    save(small, out, example)
+    for word in sorted({str(w.message) for w in caught}):
+        print(word, file=sys.stderr)
+    if args.json:
+        layers = [asdict(p) for p in plan.layers]
+        sizes = {name: [getattr(before, f"{name}_dense"), getattr(after, name)] for name in ("weights", "flops")}
+        print(json.dumps({"out": str(out), "bayesian": args.bayesian, **sizes, "layers": layers}))
+        return
+    print(plan)
+    print(
+        f"wrote {out}: {after.weights:,} of {before.weights_dense:,} weights, "
+        f"{after.flops:,} of {before.flops_dense:,} multiplications"
+    )
+
+
+def _export(args: argparse.Namespace) -> None:
+    from nodeslab.exporting import export
+
+    wanted = {".onnx": args.onnx, ".pt2": args.pt2}
+    if all(out is None for out in wanted.values()):
+        raise ValueError("say what to write: --onnx, --pt2, or both.")
+    model, example = _saved(args)
+    written = []
+    for suffix, out in wanted.items():
+        if out is not None:
+            target = args.file.with_suffix(suffix) if out == Path() else out
+            if target.suffix != suffix:
+                raise ValueError(f"the file for --{suffix[1:]} must end in {suffix}, got {target.name!r}.")
+            written.append(str(export(model, example, target, draws=args.draws, seed=args.seed)))
+    print(json.dumps({"out": written}) if args.json else "\n".join(f"wrote {name}" for name in written))
+
+
 def _bench(args: argparse.Namespace) -> None:
     if args.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {args.rounds}.")
-    from nodeslab import bench
+    if args.what == "infer":
+        from nodeslab.bench.infer import infer
 
-    result = bench.step(args.rounds)
+        result = infer(args.rounds)
+    else:
+        from nodeslab.bench import step
+
+        result = step(args.rounds)
     if args.json:
         print(json.dumps(result, indent=1))
+        return
+    if args.what == "infer":
+        _print_infer(result)
         return
     for name, rows in result.items():
         if not isinstance(rows, dict):
@@ -131,6 +253,25 @@ def _bench(args: argparse.Namespace) -> None:
             )
 
 
+def _print_infer(result: dict[str, Any]) -> None:
+    for name, case in result.items():
+        if not isinstance(case, dict):
+            continue
+        print(f"{name}: FLOPs ratio {case['flops_ratio']:.3f}, so {1 / case['flops_ratio']:.1f} times at best")
+        for batch in (key for key in case if key.startswith("batch")):
+            for where, row in case[batch].items():
+                print(
+                    f"  {batch:<11} {where:<12}{row['dense_ms']:>10.3f} ms -> {row['shrunk_ms']:>8.3f} ms   "
+                    f"{row['speedup']:5.2f} times, {row['reached']:.2f} of the ideal"
+                )
+        for label, row in case["files"].items():
+            print(
+                f"  {label:<7} file {row['onnx_bytes']:>9,} bytes, {row['over_weights']:.3f} of its weights; "
+                f"peak memory at batch 1024: onnxruntime {row['onnxruntime_peak_mib']} MiB, "
+                f"torch {row['torch_peak_mib']} MiB"
+            )
+
+
 def _demo(args: argparse.Namespace) -> None:
     if (args.out.exists() and not args.out.is_dir()) or any(p.is_file() for p in args.out.parents):
         raise ValueError(f"--out {args.out} is not a folder, and cannot become one.")
@@ -139,10 +280,20 @@ def _demo(args: argparse.Namespace) -> None:
     demo.run(args.out)
 
 
+COMMANDS = {
+    "demo": _demo,
+    "theory": _theory,
+    "show": _show,
+    "shrink": _shrink,
+    "export": _export,
+    "bench": _bench,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 0 when it worked, 1 with one sentence on stderr when not, 2 for a wrong command line."""
     args = _parser().parse_args(argv)
-    run = {"demo": _demo, "theory": _theory, "show": _show, "bench": _bench}[args.command]
+    run = COMMANDS[args.command]
     try:
         run(args)
     except (ValueError, TypeError, OSError, ArithmeticError) as e:

@@ -4,12 +4,14 @@ Only multiplications count, the bias as one, activations as none:
     convolution  (C_in K_w K_h + 1) O_w O_h C_out        linear  (I + 1) O
 where C_in, C_out, I and O are what is left. Which inputs of a layer are left is found by running the network once
 on NaN: every open node gives NaN and every closed one a number, so a layer's input is NaN exactly where it depends
-on an open node. That follows any forward, through flattening, pooling, skips and concatenation; a norm over
-channels mixes them, and then every channel counts.
+on an open node. That follows flattening, pooling, skips and concatenation; a norm over channels mixes them, and
+then every channel counts. A forward that looks at its numbers (an index, a comparison) cannot run on NaN: there,
+which a run on real numbers shows, every input of a layer counts.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,10 +127,12 @@ class _Probe(TorchFunctionMode):
     """Puts NaN on open nodes and zeros on closed ones, wherever a layer's weight is used, and counts what arrives.
 
     It sees the functions that the layers call, so a forward may call them itself with a layer's own weight.
+    real: leave the numbers as they are; every input counts.
     """
 
-    def __init__(self, net: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    def __init__(self, net: nn.Module, masks: Mapping[str, Tensor], real: bool) -> None:
         super().__init__()
+        self.real = real
         self.layers = {path: m for path, m in net.named_modules() if isinstance(m, SELECTABLE)}
         self.of_weight = {id(m._parameters["weight"]): path for path, m in self.layers.items()}
         self.masks = masks
@@ -157,6 +161,8 @@ class _Probe(TorchFunctionMode):
     def see(self, path: str, layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
         g, open_ = geometry(layer), self.open_nodes(path)
         live = _live_inputs(x, g, layer)
+        if self.real:
+            live = torch.ones_like(live)
         bias = layer._parameters["bias"] is not None
         weight_runs, bias_runs = _positions(layer, x, out)
         now = int((self.left(path, live) * open_).sum()) * weight_runs + int(open_.sum()) * bias * bias_runs
@@ -164,16 +170,18 @@ class _Probe(TorchFunctionMode):
         before = self.flops.get(path, (0, 0))
         self.flops[path] = (before[0] + dense, before[1] + now)
         self.live[path] = live | self.live.get(path, torch.zeros_like(live))
+        if self.real:
+            return out
         shape = (1,) * (out.dim() - 1) + (-1,) if g.linear else (-1,) + (1,) * _spatial(layer)
         values = torch.where(open_, torch.nan, 0.0).to(out.dtype).reshape(shape)
         return values.expand_as(out).clone()
 
 
 @contextmanager
-def _lookups_live(net: nn.Module) -> Iterator[None]:
+def _lookups_live(net: nn.Module, marked: bool) -> Iterator[None]:
     """What an embedding gives depends on the input."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    handles = [m.register_forward_hook(_all_live) for m in net.modules() if isinstance(m, kinds)]
+    handles = [m.register_forward_hook(_all_live) for m in net.modules() if marked and isinstance(m, kinds)]
     try:
         yield
     finally:
@@ -198,15 +206,34 @@ class Probe:
         dtype = next((p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.float32)
         keep = takes_integers(self.net)
         several = example if isinstance(example, tuple) else (example,)
-        rows = [as_inputs(x, dtype, "the example", keep).cpu()[:1] for x in several]
+        rows = tuple(as_inputs(x, dtype, "the example", keep).cpu()[:1] for x in several)
         self.inputs = tuple(torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in rows)
+        self.real = False
+        try:
+            dense: dict[str, tuple[int, int]] | None = self._run({}).flops
+        except ValueError:
+            dense = None
+        self.inputs, marked = tuple(x.clone() for x in rows), self.inputs
+        self.real = True
+        if self._run({}).flops == dense:
+            self.inputs, self.real = marked, False
+        else:
+            warnings.warn(
+                f"The forward of {type(self.net).__name__} depends on its numbers (an index, a comparison), so which "
+                "inputs of a layer are left cannot be followed: the costs count all inputs of each open node.",
+                stacklevel=4,
+            )
 
     @torch.no_grad()
+    def _run(self, masks: Mapping[str, Tensor]) -> _Probe:
+        probe = _Probe(self.net, masks, self.real)
+        with _lookups_live(self.net, not self.real), probe:
+            run(self.net, tuple(x.clone() for x in self.inputs), "an example")  # a forward may change them in place
+        return probe
+
     def __call__(self, masks: Mapping[str, Tensor], weights: Mapping[str, int] | None = None) -> Cost:
         """The cost with these nodes open; `weights` overrides the count of nonzero weights (edge selection)."""
-        probe = _Probe(self.net, masks)
-        with _lookups_live(self.net), probe:
-            run(self.net, self.inputs, "an example")
+        probe = self._run(masks)
         layers = []
         for path, layer in probe.layers.items():
             if path not in probe.flops:  # a layer that this forward does not use

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nodeslab.blocks import in_blocks
 from nodeslab.checks import whole
 from nodeslab.graph import run, trace
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian
 from nodeslab.model import Bayesian, copy_network, is_guard
-from nodeslab.padding import pad_channels
 from nodeslab.prediction import evaluating, isolated_seed
 
 __all__ = ["Ensemble", "ensemble", "export"]
+
+SMALL = 64  # numbers in a constant
+WINDOWED = ("Conv", "ConvTranspose", "MaxPool", "AveragePool")
+DEFAULTS = {"pads": 0, "strides": 1, "dilations": 1, "output_padding": 0}  # which ONNX's own schema does not hold
 
 
 class Ensemble(nn.Module):
@@ -139,30 +147,57 @@ def _two_rows(x: Tensor, like: Tensor) -> Tensor:
 
 def _write(net: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
     batch = torch.export.Dim("batch")
-    program = _program(net, inputs, batch)
     if path.suffix == ".pt2":
-        torch.export.save(program, path)
+        torch.export.save(_program(net, inputs, batch), path)
         return
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f'ONNX export needs {" and ".join(missing)}: pip install "nodeslab[onnx]".')
+    if isinstance(net, Ensemble):
+        arranged: nn.Module = Ensemble([in_blocks(n, inputs) for n in net.nets], net.kind, net.noise)
+    else:
+        arranged = in_blocks(net, inputs)
+    program = _program(arranged, inputs, batch)
     names = net.output_names if isinstance(net, Ensemble) else ["output"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            program,
-            f=str(path),
-            input_names=[f"input{i}" if len(inputs) > 1 else "input" for i in range(len(inputs))],
-            output_names=names,
-            external_data=False,
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with warnings.catch_warnings(), _no_word_of_torchvision():
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(
+                program,
+                input_names=[f"input{i}" if len(inputs) > 1 else "input" for i in range(len(inputs))],
+                output_names=names,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+            assert made is not None
+            # weights that `in_blocks` cuts and pads are to be worked out by the runtime, not stored: fold small ones
+            importlib.import_module("onnxscript.optimizer").optimize(
+                made.model, input_size_limit=SMALL, output_size_limit=SMALL
+            )
+            made.save(str(path), external_data=False)
+    except Exception as e:
+        raise ValueError(
+            f"{type(net).__name__} has an operation that ONNX, or torch's exporter, does not know: "
+            f"{str(e).strip().splitlines()[0] if str(e).strip() else e!r}. Export it as .pt2, or write it differently."
+        ) from e
     _finish(path)
 
 
+@contextmanager
+def _no_word_of_torchvision() -> Iterator[None]:
+    """The exporter logs four lines at each export where torchvision is not installed."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def _finish(path: Path) -> None:
-    """Take out what the exporter notes about the Python source, which can be as large as the weights; pad channels."""
+    """Take out what the exporter notes about the Python source, which can be as large as the weights."""
     import onnx
 
     model = onnx.load(path)
@@ -170,9 +205,45 @@ def _finish(path: Path) -> None:
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     del model.graph.value_info[:]
-    pad_channels(model)
+    _shorten(model)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
+
+
+def _shorten(model: Any) -> None:
+    """Short names for what is neither an input, an output nor a weight, and no attributes that repeat a default."""
+    import onnx
+
+    graph = model.graph
+    version = next(o.version for o in model.opset_import if o.domain == "")
+    kept = {v.name for v in [*graph.input, *graph.output]} | {t.name for t in graph.initializer if "." in t.name}
+    short: dict[str, str] = {"": ""}
+
+    def rename(name: str) -> str:
+        return name if name in kept else short.setdefault(name, f"v{len(short)}")
+
+    for tensor in graph.initializer:
+        tensor.name = rename(tensor.name)
+    constants = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in graph.initializer if len(t.dims) == 1}
+    for node in graph.node:
+        if any(a.HasField("g") or a.graphs for a in node.attribute):  # a graph within the graph may read any value
+            kept |= {name for inner in node.attribute for part in inner.g.node for name in part.input}
+    for node in graph.node:
+        node.name = ""
+        node.input[:], node.output[:] = map(rename, list(node.input)), map(rename, list(node.output))
+        if node.domain == "":
+            known = onnx.defs.get_schema(node.op_type, version).attributes
+            for a in list(node.attribute):
+                if node.op_type in WINDOWED and a.name in DEFAULTS:
+                    default = [DEFAULTS[a.name]] * len(a.ints)
+                elif node.op_type in WINDOWED[:2] and a.name == "kernel_shape":  # the weight's
+                    default = list(a.ints)
+                elif a.name == "allowzero" and 0 not in constants.get(node.input[1], [0]):
+                    default = a.i
+                else:
+                    default = onnx.helper.get_attribute_value(known[a.name].default_value)
+                if default is not None and onnx.helper.get_attribute_value(a) == default:
+                    node.attribute.remove(a)
 
 
 def _program(net: nn.Module, inputs: tuple[Tensor, ...], batch: Any) -> torch.export.ExportedProgram:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,13 +37,24 @@ class Gate(nn.Module):
         start_logit = kl.log_prior_odds(start)
         self.logit = nn.Parameter(torch.full(shape, start_logit, dtype=like.dtype, device=like.device))
         # log(lambda / (1 - lambda)): lambda itself would be 0 in float32 below 1e-45
-        exact = torch.promote_types(like.dtype, torch.float32)
-        self.register_buffer("log_odds", torch.tensor(kl.log_prior_odds(prior), dtype=exact, device=like.device))
+        self.prior_log_odds = kl.log_prior_odds(prior)
+        self.register_buffer("log_odds", self._odds(), persistent=False)
         self.temperature, self.gradient = temperature, gradient
+        self.fixed = False  # by `fix`, not by the caller's own requires_grad
+
+    def _odds(self) -> Tensor:
+        exact = torch.promote_types(self.logit.dtype, torch.float32)
+        return torch.tensor(self.prior_log_odds, dtype=exact, device=self.logit.device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        out = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not self.logit.is_meta:
+            self.log_odds = self._odds()  # from the exact number, not from a rounded one
+        return out
 
     def inclusion(self) -> Tensor:
-        """gamma = q(z = 1)."""
-        return torch.sigmoid(self.logit)
+        """gamma = q(z = 1); its gradient gamma (1 - gamma) keeps its digits where gamma is near 1."""
+        return torch.where(self.logit > 0, 1.0 - torch.sigmoid(-self.logit), torch.sigmoid(self.logit))
 
     def draw(self) -> Tensor:
         """z in {0, 1} with P(z = 1) = gamma exactly, with a gradient for the logit."""
@@ -67,6 +80,12 @@ class Gate(nn.Module):
         self.hold()
 
     def hold(self) -> None:
-        """Take gates that are fixed out of training (an optimizer's weight decay would move them)."""
-        if bool((self.logit.detach().abs() == FIXED).all()):
+        """Take gates that are fixed out of training (an optimizer's weight decay would move them), and put gates that
+        are no longer fixed back."""
+        all_fixed = bool((self.logit.detach().abs() == FIXED).all())
+        if all_fixed and self.logit.requires_grad:
+            self.fixed = True
             self.logit.requires_grad_(False)
+        elif self.fixed and not all_fixed:
+            self.fixed = False
+            self.logit.requires_grad_(True)

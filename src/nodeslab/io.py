@@ -12,29 +12,35 @@ import torch
 from torch import Tensor, nn
 
 from nodeslab import architecture, sealed
+from nodeslab.layers import SELECTABLE
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
-from nodeslab.model import Bayesian
+from nodeslab.model import Bayesian, Row, row_of
 from nodeslab.posterior import Posterior
-from nodeslab.shrinking import take_shapes
+from nodeslab.shrinking import sizes_of, take_sizes
 from nodeslab.spec import Edge, Factor, Horseshoe, Node, Normal, Prior
 
-__all__ = ["load", "save"]
+__all__ = ["example_for", "load", "save"]
 
 FACTORS: dict[str, type[Factor]] = {c.__name__: c for c in (Normal, Node, Edge, Horseshoe)}
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Gaussian, Categorical, Bernoulli)}
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
+def save(model: nn.Module, path: str | os.PathLike[str], example: Any = None) -> Path:
     """Write a model from `ns.bayesian`, or a plain network such as `model.mean()`, to one file.
 
     The file holds the tensors, the priors and the likelihood, under a sha256. A network of torch's own layers in
     nn.Sequential is described in it too; one of your own class is given again to `ns.load`.
+    example: one batch of inputs, whose shape is noted for the commands that run the network; a model that was fitted
+    knows it.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes a model, got {type(model).__name__}.")
     if isinstance(model, Bayesian) and model._held is not None:
         raise RuntimeError("A draw is held: save after the `with model.drawn()` block, so that the means are written.")
     net = model.net if isinstance(model, Bayesian) else model
+    row = model.row if isinstance(model, Bayesian) else None
+    if example is not None:
+        row = row_of([torch.as_tensor(x) for x in (example if isinstance(example, tuple) else (example,))])
     names, shared = _unshared(model.state_dict())
     meta: dict[str, Any] = {
         "bayesian": isinstance(model, Bayesian),
@@ -42,8 +48,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         "architecture": architecture.describe(net),
         "shared": shared,
         "repr": repr(net),
+        "sizes": sizes_of(net),
         "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
         "torch": torch.__version__,
+        "row": row,
     }
     if isinstance(model, Bayesian):
         meta |= {
@@ -104,9 +112,27 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Modul
         model.load_state_dict(tensors)
         for name in meta["frozen"]:
             model.get_parameter(name).requires_grad_(False)
+        if isinstance(model, Bayesian):
+            model.row = _row(meta)
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"{path} is sealed but incomplete ({e!r}); it was not written by this nodeslab.") from e
     return model
+
+
+def _row(meta: dict[str, Any]) -> tuple[Row, ...] | None:
+    row = meta.get("row")
+    return None if row is None else tuple((str(kind), tuple(shape)) for kind, shape in row)
+
+
+def example_for(path: str | os.PathLike[str], net: nn.Module) -> tuple[Tensor, ...] | None:
+    """Two rows of zeros that fit the network in a file, or None where neither the file nor its first layer says how."""
+    row = _row(sealed.read(path, "model")[0])
+    first = next((m for m in net.modules() if isinstance(m, SELECTABLE)), None)
+    if row is None and isinstance(first, nn.Linear):
+        row = (("float", (first.in_features,)),)
+    like = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    types = {"float": like, "int": torch.int64}
+    return None if row is None else tuple(torch.zeros(2, *shape, dtype=types[kind]) for kind, shape in row)
 
 
 def _network(path: Path, meta: dict[str, Any], state: dict[str, Tensor], net: nn.Module | None) -> nn.Module:
@@ -120,7 +146,7 @@ def _network(path: Path, meta: dict[str, Any], state: dict[str, Tensor], net: nn
         raise ValueError("net is on the meta device, which holds no numbers; give an instance with weights.")
     shape = copy.deepcopy(net) if net is not None else architecture.build(tree, meta=True)
     found = {name: tuple(t.shape) for name, t in state.items()}
-    take_shapes(shape, found)
+    take_sizes(shape, meta["sizes"], found.keys())
     wanted = {name: tuple(t.shape) for name, t in shape.state_dict().items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
@@ -134,9 +160,11 @@ def _network(path: Path, meta: dict[str, Any], state: dict[str, Tensor], net: nn
         raise ValueError(f"{path} holds another network: where it has `{b.strip()}`, net has `{a.strip()}`.")
     if net is None:
         shape = architecture.build(tree)
-    types = {name: t.dtype for name, t in state.items()}
-    floating = next((t for t in types.values() if t.is_floating_point), None)
-    return shape if floating is None else shape.to(floating)
+    with torch.no_grad():
+        for name, t in [*shape.named_parameters(), *shape.named_buffers()]:
+            if name in state and t.dtype != state[name].dtype:
+                t.data = t.data.to(state[name].dtype)
+    return shape
 
 
 def _bayesian(meta: dict[str, Any], net: nn.Module, tensors: dict[str, Tensor]) -> Bayesian:

@@ -37,13 +37,14 @@ def bernoulli(logit: Tensor, log_odds: Tensor | float) -> Tensor:
     """KL(Ber(g) || Ber(l)) = g log(g/l) + (1-g) log((1-g)/(1-l)), from the logits of g and l.
 
     In logits a and b it is g (a - b) - softplus(a) + softplus(b): finite, with finite gradients, for any logits in
-    float32, and for l = 1e-50 (b = -115). Where a > 0 the two large terms are taken together, so that they do not
-    cancel: g (a - b) - softplus(a) = -h a - g b - softplus(-a), with h = 1 - g.
+    float32, and for l = 1e-50 (b = -115). Where a > 0 it is taken from the other side, with h = 1 - g, so that large
+    terms do not cancel: h (b - a) - softplus(-a) + softplus(-b).
     """
     b = torch.as_tensor(log_odds, dtype=logit.dtype, device=logit.device)
-    g = torch.sigmoid(logit)
-    h = torch.sigmoid(-logit)
-    return g * (logit.clamp_max(0) - b) - h * logit.clamp_min(0) - softplus(-logit.abs()) + softplus(b)
+    zero = torch.zeros_like(b)
+    below = torch.sigmoid(logit) * (logit - b) - softplus(logit) + torch.logaddexp(b, zero)
+    above = torch.sigmoid(-logit) * (b - logit) - softplus(-logit) + torch.logaddexp(-b, zero)
+    return torch.where(logit > 0, above, below)
 
 
 def log_prior_odds(probability: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +59,7 @@ def rmse(mean: Any, y: Any) -> float:
 def gaussian_nll(mean: Any, std: Any, y: Any) -> float:
     """mean of (y - m)^2 / (2 s^2) + log s + log(2 pi) / 2, in nats for each value; std may be one number."""
     m, t = _same({"mean": mean, "y": y})
-    s = torch.full_like(m, float(std)) if isinstance(std, (int, float)) else _same({"std": std, "mean": mean})[0]
+    s = torch.full_like(m, float(std)) if np.ndim(std) == 0 else _same({"std": std, "mean": mean})[0]
     if not bool((s > 0).all()):
         raise ValueError("std must be positive everywhere.")
     return float((((t - m) / s).square() / 2 + torch.log(s) + 0.5 * math.log(2 * math.pi)).mean())

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -46,6 +46,14 @@ class NodeRecord:
     def sparsity(self) -> float:
         """The share of nodes left, the paper's node sparsity."""
         return self.open / self.total
+
+
+Row: TypeAlias = "tuple[str, tuple[int, ...]]"  # "float" or "int", and the shape
+
+
+def row_of(inputs: Sequence[Tensor]) -> tuple[Row, ...]:
+    """What one row of each input looks like."""
+    return tuple(("float" if x.is_floating_point() else "int", tuple(x.shape[1:])) for x in inputs)
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ class Bayesian(nn.Module):
         self.plain = plain
         self.likelihood: Likelihood | None = None
         self.noise: Noise | None = None
+        self.row: tuple[Row, ...] | None = None  # what one row of each input looks like, once the model was fitted
         self._layers = tuple(net.get_submodule(p.path) for p in posteriors)
         self._held: _Draw | None = None
         for posterior, layer in zip(posteriors, self._layers, strict=True):
@@ -215,6 +224,7 @@ class Bayesian(nn.Module):
 
     def set_nodes(self, masks: Mapping[str, Any]) -> None:
         """Open (True) and close (False) nodes by hand: `{path: mask}`, a bool for each node. They stay so."""
+        self._not_held("set nodes")
         if not isinstance(masks, Mapping):
             raise TypeError(f"set_nodes takes {{path: mask}}, got {type(masks).__name__}.")
         by_path = {p.path: p for p in self._posteriors()}
@@ -433,7 +443,7 @@ def _assign(net: nn.Module, spec: object) -> dict[str, Prior]:
                     f"Layer '{path}' ({type(module).__name__}) cannot be made Bayesian: {why}. To leave it plain, "
                     f"give a dict, such as {{'{path}': None, '*': prior}}."
                 )
-        elif _has_own(module) and not _passes_through(module) and single is not None:
+        elif _has_own(module) and not _passes_through(module) and matched is not None:
             own = ", ".join(name for name, _ in module.named_parameters(recurse=False))
             raise ValueError(
                 f"Module '{path}' ({type(module).__name__}) has parameters of its own ({own}) that no prior covers. "
@@ -552,13 +562,15 @@ def _inclusion_priors(
 ) -> dict[str, float]:
     """lambda of each layer with a gate: the caller's, or the theory's."""
     topology, hidden = _topology(net, paths, outputs)
+    shapes = [geometry(net.get_submodule(p)) for p in paths]
+    total = sum((g.fan_in + 1) * g.nodes for g in shapes)
     corollary: dict[str, float] = {}
     values: dict[str, float] = {}
     gated = [p for p in hidden if p in priors and isinstance(priors[p].gate, Node)]
     for path, prior in priors.items():
         gate = prior.gate
         if isinstance(gate, Edge):
-            values[path] = theory.edge_prior(topology, n) if gate.prior is None else float(gate.prior)
+            values[path] = theory.edge_prior(topology, n, weights=total) if gate.prior is None else float(gate.prior)
         elif isinstance(gate, Node) and path not in outputs:
             if gate.prior is None:
                 corollary = corollary or dict(zip(hidden, theory.inclusion_priors(topology, n), strict=True))

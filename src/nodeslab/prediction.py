@@ -102,7 +102,7 @@ class RegressionPrediction(Prediction):
 def _mixture_quantile(f: Tensor, noise: Tensor, q: float) -> Tensor:
     """Between the smallest and the largest component's quantile lies the mixture's."""
     f, s = f.double(), noise.double()
-    reach = s * math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * q - 1.0, dtype=torch.float64)))
+    reach = s * float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
     low, high = f.amin(0) + reach, f.amax(0) + reach
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -207,7 +207,7 @@ def inputs_for(model: Bayesian, X: Any, name: str = "X") -> tuple[Tensor, ...]:
 def try_forward(model: Bayesian, inputs: tuple[Tensor, ...], name: str = "X") -> Tensor:
     """The output for the first rows, or a sentence that names the layer which the data do not fit."""
     device = next(model.posteriors.parameters()).device
-    few = tuple(x[:2].to(device) for x in inputs)
+    few = tuple(x[:2].to(device, copy=True) for x in inputs)
     with torch.no_grad(), evaluating(model), isolated_seed(0):
         out = run(model.net, few, name, call=model)
     if not isinstance(out, Tensor):
@@ -218,6 +218,16 @@ def try_forward(model: Bayesian, inputs: tuple[Tensor, ...], name: str = "X") ->
             "it must give one row for each."
         )
     return out
+
+
+def changes_input(model: Bayesian, inputs: tuple[Tensor, ...]) -> bool:
+    """True where the network's forward writes into its input: then it must be given a copy."""
+    device = next(model.posteriors.parameters()).device
+    few = tuple(x[:2].to(device, copy=True) for x in inputs)
+    before = [x._version for x in few]
+    with torch.no_grad(), evaluating(model), isolated_seed(0):
+        model(*few)
+    return [x._version for x in few] != before
 
 
 @torch.no_grad()
@@ -265,11 +275,12 @@ def _outputs(
 ) -> Iterator[Tensor]:
     """The outputs for all rows on the CPU, one draw after the other; `like` has their shape, rows aside."""
     rows, shape = len(inputs[0]), like.shape[1:]
+    changed = changes_input(model, inputs)
 
     def part(net: nn.Module, i: int) -> Tensor:
         few = tuple(x[i : i + batch_size] for x in inputs)
         try:
-            out: Tensor = net(*(x.to(device) for x in few))
+            out: Tensor = net(*(x.to(device, copy=changed) for x in few))
         except (IndexError, ValueError, RuntimeError) as e:
             if isinstance(e, torch.OutOfMemoryError):
                 raise

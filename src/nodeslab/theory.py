@@ -88,7 +88,11 @@ def _observations(n: object) -> int:
 
 def _each(name: str, values: float | Sequence[float], count: int) -> tuple[float, ...]:
     """One positive number for each of `count` layers; a single number serves all."""
-    given: Sequence[object] = (values,) * count if isinstance(values, Real) else tuple(values)  # type: ignore[arg-type]
+    if not isinstance(values, (Real, Iterable)) or isinstance(values, (str, bytes, dict)):
+        raise TypeError(
+            f"{name} must be a number, or one for each layer, got {values!r} of type {type(values).__name__}."
+        )
+    given: Sequence[object] = (values,) * count if isinstance(values, Real) else tuple(values)
     if len(given) != count:
         which = "hidden layer" if name == "C" else "layer"
         raise ValueError(
@@ -134,7 +138,9 @@ def vartheta(widths: Widths, n: int, B: float | Sequence[float] | None = None) -
 
 def _sparsity(t: Topology, s: Sequence[float]) -> tuple[float, ...]:
     """s_0 ... s_L; the output layer's, where no node is selected, may be left out."""
-    values = tuple(float(v) for v in s)
+    if isinstance(s, (str, bytes, dict)) or not isinstance(s, Iterable):
+        raise TypeError(f"s must be the nodes of each layer (s_0, ..., s_L), got {s!r} of type {type(s).__name__}.")
+    values = tuple(number(f"s[{i}]", v, -math.inf) for i, v in enumerate(s))
     if len(values) == t.hidden:
         values += (float(t.nodes[-1]),)
     if len(values) != t.hidden + 1:
@@ -179,7 +185,8 @@ def s_circ(widths: Widths, n: int, epsilon_n: float) -> float:
 def log_B_circ(widths: Widths, n: int, epsilon_n: float) -> float:
     """log B_l° = n epsilon_n^2 / ((L+1) sum_{j=0}^L (s_j° + 1)), the same for every layer (above Lemma 4.1)."""
     layers = Topology.of(widths).hidden + 1
-    return n * epsilon_n**2 / (layers * (layers * (s_circ(widths, n, epsilon_n) + 1.0)))
+    size = number("epsilon_n", epsilon_n, 0.0, 1e100)
+    return n * size**2 / (layers * (layers * (s_circ(widths, n, size) + 1.0)))
 
 
 def B_circ(widths: Widths, n: int, epsilon_n: float) -> float:
@@ -279,17 +286,19 @@ def authors_image_priors(network: str, n: int = 60_000) -> InclusionPriors:
     return _priors(exponents, [t.nodes[i] for i in shared], [C] * len(shared))
 
 
-def edge_prior(widths: Widths, n: int, layers: int | None = None) -> float:
+def edge_prior(widths: Widths, n: int, layers: int | None = None, weights: int | None = None) -> float:
     """-log lambda = log T + 0.1 ((L+1) log N + log(sqrt(n) p)), SV-BNN (Bai, Song and Cheng, 2020).
 
-    T counts all weights and biases, N is the largest hidden width, p the number of inputs. L is the number of
-    hidden layers; the authors' image code takes one more (`layers=3` for 784-400-400-10).
+    T counts all weights and biases (`weights`, for a network that is more than a chain), N is the largest hidden width,
+    p the number of inputs. L is the number of hidden layers; the authors' image code takes one more (`layers=3` for
+    784-400-400-10).
     """
     t, n = Topology.of(widths), _observations(n)
-    weights = sum((k + 1) * out for k, out in zip(t.fan_in, t.nodes, strict=True))
+    chain = sum((k + 1) * out for k, out in zip(t.fan_in, t.nodes, strict=True))
+    total = chain if weights is None else whole("weights", weights)
     largest = max(t.nodes[:-1]) if t.hidden else t.nodes[0]
     L = t.hidden if layers is None else whole("layers", layers, least=0)
-    return math.exp(-math.log(weights) - 0.1 * ((L + 1) * math.log(largest) + math.log(math.sqrt(n) * t.fan_in[0])))
+    return math.exp(-math.log(total) - 0.1 * ((L + 1) * math.log(largest) + math.log(math.sqrt(n) * t.fan_in[0])))
 
 
 @dataclass(frozen=True)
@@ -319,6 +328,8 @@ def optimal_contraction(
     descent over whole s_l and over B_l on a grid that is refined around its best value; it ends in a point that
     no single change improves.
     """
+    if not callable(xi):
+        raise TypeError(f"xi must be a function of (s, B), got {xi!r} of type {type(xi).__name__}.")
     t, n = Topology.of(widths), _observations(n)
     s, B = list(t.nodes), [k + 1.0 for k in t.fan_in]
 

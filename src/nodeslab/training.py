@@ -29,9 +29,9 @@ from nodeslab.checks import flag, number, whole
 from nodeslab.costs import Probe, edges_of, masks_of
 from nodeslab.data import as_targets, refuse_constant_columns, same_rows
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
-from nodeslab.model import Bayesian
+from nodeslab.model import Bayesian, row_of
 from nodeslab.posterior import Posterior
-from nodeslab.prediction import inputs_for, isolated_seed, predict, try_forward
+from nodeslab.prediction import changes_input, inputs_for, isolated_seed, predict, try_forward
 
 __all__ = ["History", "Ramp", "Record", "fit"]
 
@@ -217,8 +217,13 @@ def _generators(source: _Arrays | _Loader) -> dict[str, torch.Generator]:
     """Generators of a loader's own, and of its sampler's."""
     if not isinstance(source, _Loader) or not isinstance(source.loader, DataLoader):
         return {}
-    places = {"loader": source.loader, "sampler": source.loader.sampler, "batch_sampler": source.loader.batch_sampler}
-    found = {name: place.__dict__.get("generator") for name, place in places.items() if place is not None}
+    places: dict[str, Any] = {"loader": source.loader}
+    for name in ("sampler", "batch_sampler"):
+        place = getattr(source.loader, name)
+        while place is not None and name not in places and len(places) < 50:  # a sampler may hold another one
+            places[name] = place
+            place, name = getattr(place, "__dict__", {}).get("sampler"), f"{name}.sampler"
+    found = {name: getattr(place, "__dict__", {}).get("generator") for name, place in places.items()}
     return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
 
@@ -411,6 +416,8 @@ class _Options:
         for name in ("epochs", "batch_size", "samples", "window", "validation_draws", "accumulate"):
             put(name, whole(name, getattr(self, name)))
         put("lr", number("lr", self.lr, 0.0))
+        if self.seed is not None:
+            put("seed", whole("seed", self.seed, least=0))
         put("checkpoint_seconds", number("checkpoint_seconds", self.checkpoint_seconds, 0.0, least=True))
         for name in ("epsilon", "clip"):
             if getattr(self, name) is not None:
@@ -448,6 +455,7 @@ class _Options:
             "n": model.n,
             "plan": plan,
             "network": repr(model.net),
+            "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
             "optimizer": f"{type(optimizer).__name__} {optimizer.defaults}",
         }
         return dict(json.loads(json.dumps(same)))
@@ -483,6 +491,9 @@ class _Run:
         self.device = next(model.posteriors.parameters()).device
         inputs, y = source.first()
         outputs = try_forward(model, inputs)
+        model.row = row_of(inputs)
+        # a forward that writes into its input would hand it changed to the next sample, or to the caller of a loader
+        self.copies = changes_input(model, inputs)
         if source.rows is not None and source.rows != model.n:
             warnings.warn(
                 f"The data have {source.rows} rows, but the model was built for n={model.n}: the KL is weighed by "
@@ -590,6 +601,8 @@ class _Run:
                 if options.checkpoint is not None and due:
                     self.save()
                     saved = time.monotonic()
+            if signals.received is not None:  # during the last save
+                self._leave(signals.received)
 
     def _train_epoch(self, signals: _Signals) -> None:
         options = self.options
@@ -611,6 +624,9 @@ class _Run:
             raise ValueError("The DataLoader gave no batch in this epoch; it must be possible to go through it again.")
         if self.step % options.accumulate:
             self._update()
+        self._stop_if_broken()
+
+    def _stop_if_broken(self) -> None:
         broken = self._broken_parameter()
         if broken is not None:
             raise FloatingPointError(
@@ -638,9 +654,11 @@ class _Run:
         for _ in range(options.samples):
             with model.drawn(self.workspace) as net:
                 outputs = self._outputs(net, inputs)
+                if options.amp:
+                    outputs = outputs.float()
                 if isinstance(self.source, _Loader):
                     y = self.likelihood.targets(y, outputs)
-                nll = self.likelihood.nll(outputs.float() if options.amp else outputs, y, model.noise)
+                nll = self.likelihood.nll(outputs, y, model.noise)
                 divergence = model.kl()
                 loss = nll * (weight * scale) + divergence * (rows / model.n * scale)
                 values = torch.stack([nll.detach(), divergence.detach()]).tolist()
@@ -656,7 +674,7 @@ class _Run:
     def _outputs(self, net: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         try:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp):
-                out: Tensor = net(*inputs)
+                out: Tensor = net(*(x.clone() if self.copies else x for x in inputs))
         except (IndexError, ValueError, RuntimeError) as e:
             if isinstance(e, torch.OutOfMemoryError):
                 raise
@@ -669,9 +687,10 @@ class _Run:
 
     def _update(self) -> None:
         if self.options.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, self.options.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
     def _record(self) -> Record:
         nll_sum, kl_sum, rows = self.sums
@@ -719,7 +738,8 @@ class _Run:
 
     def _broken_parameter(self) -> str | None:
         """Where NaN or inf stands among the parameters."""
-        for name, p in self.model.named_parameters():
+        # those of the posteriors first: while a draw is held, NaN in a spread shows in the drawn weights too
+        for name, p in sorted(self.model.named_parameters(), key=lambda item: not item[0].startswith("posteriors.")):
             if not bool(torch.isfinite(p).all()):
                 parts = name.split(".")
                 if parts[0] == "posteriors":
@@ -770,6 +790,7 @@ class _Run:
     def save(self) -> None:
         """Write everything that the rest of the fit depends on."""
         assert self.options.checkpoint is not None
+        self._stop_if_broken()  # rather than replace a good file
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         optimizer = self.optimizer.state_dict()
         numbers: dict[str, Any] = {}
