@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -285,6 +287,18 @@ def test_exact(name: str, seed: int) -> None:
     assert (small(*x) - dense(*x)).abs().max() <= 1e-12
     assert sum(p.numel() for p in small.parameters()) <= sum(p.numel() for p in dense.parameters()) + 200
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(name=st.sampled_from(sorted(ARCHITECTURES)), seed=st.integers(0, 2**31), data=st.data())
+def test_exact_for_any_pattern(name: str, seed: int, data: st.DataObject) -> None:
+    model, x = _case(name, seed)
+    masks = {
+        r.path: data.draw(st.lists(st.booleans(), min_size=r.total, max_size=r.total), r.path) for r in model.nodes()
+    }
+    model.set_nodes(masks)
+    small = _quiet(lambda: ns.shrink(model, x)).eval()
+    assert (small(*x) - model.mean().eval()(*x)).abs().max() <= 1e-12
 
 
 def test_there_are_enough_architectures() -> None:
