@@ -6,13 +6,12 @@ import hashlib
 import json
 import math
 import os
-import random
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -21,21 +20,19 @@ from typing import Any, overload
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from nodeslab import sealed
 from nodeslab.checks import flag, number, whole
 from nodeslab.costs import Probe, edges_of, masks_of
-from nodeslab.data import as_targets, refuse_constant_columns, same_rows
+from nodeslab.data import as_targets, same_rows
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian, row_of
 from nodeslab.posterior import Posterior
 from nodeslab.prediction import changes_input, inputs_for, isolated_seed, predict, try_forward
+from nodeslab.sources import Arrays, Batch, Loader, Randomness, source_for
 
 __all__ = ["History", "Ramp", "Record", "fit"]
-
-Batch = tuple[tuple[Tensor, ...], Tensor]
 
 
 @dataclass(frozen=True)
@@ -119,129 +116,6 @@ class History(Sequence[Record]):
             f"History({len(self.records)} epochs, stopped: {self.stopped}, elbo {last.elbo:.6g}, nll {last.nll:.4g}, "
             f"open {sum(last.open.values())}, FLOPs ratio {last.flops_ratio:.3f})"
         )
-
-
-# ---- where the batches come from -----------------------------------------------------------------------------------
-
-
-class _Arrays:
-    """Arrays in memory: one permutation and one gather an epoch, then slices."""
-
-    def __init__(self, inputs: tuple[Tensor, ...], y: Tensor, batch_size: int) -> None:
-        self.inputs, self.y, self.batch_size = inputs, y, batch_size
-        self.rows: int | None = len(y)
-
-    def first(self) -> Batch:
-        k = min(self.batch_size, len(self.y))
-        return tuple(x[:k] for x in self.inputs), self.y[:k]
-
-    def epoch(self) -> Iterator[Batch]:
-        order = torch.randperm(len(self.y))
-        inputs, y = tuple(x[order] for x in self.inputs), self.y[order]
-        for i in range(0, len(y), self.batch_size):
-            yield tuple(x[i : i + self.batch_size] for x in inputs), y[i : i + self.batch_size]
-
-
-class _Loader:
-    """Any DataLoader (or other iterable that can be gone through again) of (x, y) pairs."""
-
-    def __init__(self, loader: Iterable[Any], model: Bayesian) -> None:
-        self.loader, self.model = loader, model
-        self.rows: int | None = None
-        if isinstance(loader, DataLoader):
-            try:
-                self.rows = len(loader.dataset)  # type: ignore[arg-type]
-            except TypeError:
-                self.rows = None
-        self.batch_size = 0
-        if iter(loader) is loader:
-            raise TypeError(f"data is a {type(loader).__name__}, which can be gone through once; give a DataLoader.")
-
-    def _batch(self, item: Any) -> Batch:
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise TypeError(f"A DataLoader must give pairs (x, y), got {type(item).__name__}; adapt its dataset.")
-        x, y = item
-        inputs = inputs_for(self.model, tuple(x) if isinstance(x, list) else x, "x of a batch")
-        target = as_targets(y, "y of a batch")
-        same_rows(inputs[0], target, ("x of a batch", "y"))
-        return inputs, target
-
-    def first(self) -> Batch:
-        before = _Randomness.now(self)
-        try:
-            for item in self.loader:
-                batch = self._batch(item)
-                named = self.loader.batch_size if isinstance(self.loader, DataLoader) else None
-                self.batch_size = named or len(batch[1])
-                return batch
-        finally:
-            before.put_back(self)
-        raise ValueError("The DataLoader gives no batch: its dataset is empty.")
-
-    def epoch(self) -> Iterator[Batch]:
-        return map(self._batch, self.loader)
-
-
-@dataclass
-class _Randomness:
-    """The states of all generators that a fit's data may draw from: torch's, numpy's, Python's, the loader's own."""
-
-    tensors: dict[str, Tensor]
-    python: Any
-
-    @classmethod
-    def now(cls, source: _Arrays | _Loader) -> _Randomness:
-        numpy_state: Any = np.random.get_state(legacy=True)
-        tensors = {"torch": torch.get_rng_state()}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-        tensors["numpy"] = torch.from_numpy(numpy_state[1].astype(np.int64))
-        tensors |= {name: g.get_state() for name, g in _generators(source).items()}
-        version, numbers, extra = random.getstate()
-        rest = [str(numpy_state[0]), int(numpy_state[2]), int(numpy_state[3]), float(numpy_state[4])]
-        return cls(tensors, [version, list(numbers), extra, rest])
-
-    def put_back(self, source: _Arrays | _Loader) -> None:
-        torch.set_rng_state(self.tensors["torch"])
-        cuda = [self.tensors[k] for k in sorted(k for k in self.tensors if k.startswith("cuda"))]
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        version, numbers, extra, rest = self.python
-        np.random.set_state((rest[0], self.tensors["numpy"].numpy().astype(np.uint32), *rest[1:]))
-        random.setstate((version, tuple(numbers), extra))
-        for name, g in _generators(source).items():
-            g.set_state(self.tensors[name])
-
-
-def _generators(source: _Arrays | _Loader) -> dict[str, torch.Generator]:
-    """Generators of a loader's own, and of its sampler's."""
-    if not isinstance(source, _Loader) or not isinstance(source.loader, DataLoader):
-        return {}
-    places: dict[str, Any] = {"loader": source.loader}
-    for name in ("sampler", "batch_sampler"):
-        place = getattr(source.loader, name)
-        while place is not None and name not in places and len(places) < 50:  # a sampler may hold another one
-            places[name] = place
-            place, name = getattr(place, "__dict__", {}).get("sampler"), f"{name}.sampler"
-    found = {name: getattr(place, "__dict__", {}).get("generator") for name, place in places.items()}
-    return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
-
-
-def _source(model: Bayesian, data: Any, batch_size: int, allow_constant: bool) -> _Arrays | _Loader:
-    if isinstance(data, (tuple, list)):
-        if len(data) != 2:
-            raise ValueError(f"data must be a pair (X, y), got {len(data)} parts; several inputs go as ((X1, X2), y).")
-        inputs, y = inputs_for(model, data[0]), as_targets(data[1])
-        same_rows(inputs[0], y)
-        if len(y) < 2:
-            raise ValueError("data has one row; a fit needs at least two.")
-        if not allow_constant:
-            for i, x in enumerate(inputs):
-                refuse_constant_columns(x, "X" if len(inputs) == 1 else f"X[{i}]")
-        return _Arrays(inputs, y, batch_size)
-    if isinstance(data, Tensor) or not isinstance(data, Iterable):
-        raise TypeError(f"data must be a pair (X, y) or a DataLoader, got {type(data).__name__}.")
-    return _Loader(data, model)
 
 
 # ---- leaving cleanly -----------------------------------------------------------------------------------------------
@@ -358,7 +232,7 @@ def fit(
         amp=amp,
         progress=progress,
     )
-    source = _source(model, data, options.batch_size, flag("allow_constant", allow_constant))
+    source = source_for(model, data, options.batch_size, flag("allow_constant", allow_constant))
     run = _Run(model, source, options, _validation(model, validation, chosen))
     with isolated_seed(seed) as first:
         run.history.seed = first
@@ -432,10 +306,10 @@ class _Options:
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a function, got {value!r} of type {type(value).__name__}.")
 
-    def setting(self, source: _Arrays | _Loader, model: Bayesian, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def setting(self, source: Arrays | Loader, model: Bayesian, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """What must be the same when a fit is resumed, by name; more epochs may follow where no schedule spans them."""
         digest = hashlib.sha256()
-        if isinstance(source, _Arrays):
+        if isinstance(source, Arrays):
             for tensor in (*source.inputs, source.y):
                 digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         same: dict[str, Any] = {
@@ -482,7 +356,7 @@ class _Run:
     def __init__(
         self,
         model: Bayesian,
-        source: _Arrays | _Loader,
+        source: Arrays | Loader,
         options: _Options,
         validation: tuple[tuple[Tensor, ...], Tensor] | None,
     ) -> None:
@@ -500,7 +374,7 @@ class _Run:
                 f"1/{model.n} for each row. Build it with ns.bayesian(..., n={source.rows}) if these are all the data.",
                 stacklevel=3,
             )
-        if isinstance(source, _Arrays):
+        if isinstance(source, Arrays):
             source.y = self.likelihood.targets(source.y, outputs)
             self._check_targets(source.y)
         else:
@@ -523,7 +397,7 @@ class _Run:
         self.sums = [0.0, 0.0, 0.0]  # nll, rows x kl, rows: of the epoch under way
         self.epoch_seconds = 0.0
         self.finished = False
-        self.epoch_start = _Randomness.now(source)  # when the epoch under way began
+        self.epoch_start = Randomness.now(source)  # when the epoch under way began
         self.setting = {} if options.checkpoint is None else options.setting(source, model, self.optimizer)
 
     def _check_targets(self, y: Tensor) -> None:
@@ -544,7 +418,7 @@ class _Run:
     def _refuse_lonely_rows(self) -> None:
         """A batch norm cannot train on one row."""
         source = self.source
-        if not isinstance(source, _Arrays) or not (source.batch_size == 1 or len(source.y) % source.batch_size == 1):
+        if not isinstance(source, Arrays) or not (source.batch_size == 1 or len(source.y) % source.batch_size == 1):
             return
         for path, m in self.model.net.named_modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm):
@@ -557,7 +431,7 @@ class _Run:
         model, likelihood = self.model, self.likelihood
         if likelihood.learns:
             if model.noise is None or not (model.likelihood is not None and model.likelihood.learns):
-                if isinstance(self.source, _Arrays):
+                if isinstance(self.source, Arrays):
                     start = self.source.y.double().std(0).clamp_min(1e-6).to(outputs.dtype)
                 else:
                     start = torch.ones(outputs.shape[1:], dtype=outputs.dtype)
@@ -637,9 +511,9 @@ class _Run:
         """The batches of this epoch that are still to be done. A broken-off epoch is dealt out again from the
         generator's state at its start, and goes on with the state in which it stopped."""
         if self.step == 0:
-            self.epoch_start = _Randomness.now(self.source)
+            self.epoch_start = Randomness.now(self.source)
             return iter(self.source.epoch())
-        now = _Randomness.now(self.source)
+        now = Randomness.now(self.source)
         self.epoch_start.put_back(self.source)
         batches = iter(self.source.epoch())
         for _ in range(self.step):
@@ -656,7 +530,7 @@ class _Run:
                 outputs = self._outputs(net, inputs)
                 if options.amp:
                     outputs = outputs.float()
-                if isinstance(self.source, _Loader):
+                if isinstance(self.source, Loader):
                     y = self.likelihood.targets(y, outputs)
                 nll = self.likelihood.nll(outputs, y, model.noise)
                 divergence = model.kl()
@@ -803,7 +677,7 @@ class _Run:
         for i, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"]):
             if p.grad is not None:  # a half-accumulated step
                 tensors[f"gradient/{i}"] = p.grad
-        now = _Randomness.now(self.source)
+        now = Randomness.now(self.source)
         for when, randomness in (("epoch", self.epoch_start), ("now", now)):
             tensors |= {f"random/{when}/{name}": t for name, t in randomness.tensors.items()}
         meta = {
@@ -865,8 +739,8 @@ class _Run:
             {k.removeprefix(f"random/{when}/"): v for k, v in tensors.items() if k.startswith(f"random/{when}/")}
             for when in ("epoch", "now")
         ]
-        self.epoch_start = _Randomness(states[0], meta["random"][0])
-        _Randomness(states[1], meta["random"][1]).put_back(self.source)
+        self.epoch_start = Randomness(states[0], meta["random"][0])
+        Randomness(states[1], meta["random"][1]).put_back(self.source)
 
 
 def _newest(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -918,7 +792,7 @@ def single_steps(model: Bayesian, batch: tuple[Tensor, Tensor], likelihood: Like
         amp=False,
         progress=False,
     )
-    source = _Arrays((X,), y, len(y))
+    source = Arrays((X,), y, len(y))
     source.rows = model.n
     run = _Run(model, source, options, None)
     return lambda: run._step((X,), source.y, 1.0)
