@@ -1,6 +1,6 @@
 """Concrete and Wine over their fixed splits: the paper's settings, one row of figures for each model.
 
-    NODESLAB_DATA=... python benchmarks/uci.py [--splits 20] [--json]
+    NODESLAB_DATA=... python benchmarks/uci.py [--splits 20] [--backend dask] [--workers 2] [--json]
 
 A network of 50 sigmoid nodes, means from U(-0.6, 0.6), standardised inputs and target, sigma_e = 1 on the standardised
 target, Adam at 1e-3, batches of 128, 500 epochs, 30 draws. Concrete ships with the package; Wine needs NODESLAB_DATA.
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ MODELS = {"VBNN": ns.vbnn(), "SS-IG": ns.ssig()}
 
 def one(name: str, model_name: str, index: int, epochs: int = 500) -> tuple[float, float]:
     """Test RMSE in the target's own units and the share of nodes left, for one split; the split's index is the seed."""
-    torch.set_num_threads(1)
     table = datasets.concrete() if name == "concrete" else datasets.uci(name)
     data = datasets.split(table, index)
     torch.manual_seed(index)
@@ -49,14 +47,10 @@ def one(name: str, model_name: str, index: int, epochs: int = 500) -> tuple[floa
     return rmse, records[0].sparsity if records else 1.0
 
 
-def summary(name: str, model_name: str, splits: int, workers: int) -> dict[str, Any]:
+def summary(name: str, model_name: str, splits: int, backend: str, workers: int | None) -> dict[str, Any]:
     """Mean and standard deviation over splits."""
     begun = time.perf_counter()
-    if workers == 1:
-        runs = [one(name, model_name, i) for i in range(splits)]
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            runs = list(pool.map(one, [name] * splits, [model_name] * splits, range(splits)))
+    runs = ns.repeat(partial(one, name, model_name), range(splits), backend=backend, workers=workers)
     rmse, nodes = zip(*runs, strict=True)
     return {
         "data": name,
@@ -73,12 +67,13 @@ def summary(name: str, model_name: str, splits: int, workers: int) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--backend", choices=["processes", "dask", "ray", "serial"], default="processes")
+    parser.add_argument("--workers", type=int, help="how many at a time (default: one for each core)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = []
     for name, model_name in (("concrete", "VBNN"), ("concrete", "SS-IG"), ("wine", "SS-IG")):
-        row = summary(name, model_name, args.splits, args.workers)
+        row = summary(name, model_name, args.splits, args.backend, args.workers)
         rows.append(row)
         if not args.json:
             print(

@@ -613,3 +613,26 @@ def test_clipping_is_of_what_is_trained() -> None:
         **QUIET,
     )
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_compiled_it_is_the_same_fit() -> None:
+    """The same draws and batches: the same records, to float error."""
+    fits = []
+    for compile in (False, True):
+        model = _model()
+        history = ns.fit(
+            model,
+            (X, Y),
+            likelihood=ns.Gaussian(0.5),
+            epochs=4,
+            batch_size=25,
+            lr=1e-2,
+            seed=0,
+            compile=compile,
+            **QUIET,
+        )
+        fits.append((model, history))
+    (eager, a), (compiled, b) = fits
+    assert a.column("elbo") == pytest.approx(b.column("elbo"), rel=1e-4)
+    for p, q in zip(eager.parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-4)

@@ -59,15 +59,6 @@ def test_standardised_by_the_training_part() -> None:
     assert len(part.y_test) == 103
 
 
-def test_missing_data_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("NODESLAB_DATA", raising=False)
-    with pytest.raises(ValueError, match="NODESLAB_DATA"):
-        datasets.uci("wine")
-    monkeypatch.setenv("NODESLAB_DATA", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="not a folder"):
-        datasets.uci("wine")
-    monkeypatch.setenv("NODESLAB_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match="no data set 'wine'"):
-        datasets.uci("wine")
+def test_splits_are_numbered_from_0() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         datasets.split(datasets.concrete(), -1)

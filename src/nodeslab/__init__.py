@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from nodeslab import metrics as metrics
+    from nodeslab import parallel as parallel
     from nodeslab import theory as theory
+    from nodeslab.compaction import Compact as Compact
     from nodeslab.costs import Cost as Cost
     from nodeslab.costs import cost as cost
     from nodeslab.exporting import export as export
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
     from nodeslab.model import Bayesian as Bayesian
     from nodeslab.model import NodeRecord as NodeRecord
     from nodeslab.model import bayesian as bayesian
+    from nodeslab.parquet import Parquet as Parquet
     from nodeslab.prediction import Prediction as Prediction
     from nodeslab.prediction import predict as predict
+    from nodeslab.replicas import fit_replicas as fit_replicas
     from nodeslab.shrinking import ShrinkPlan as ShrinkPlan
     from nodeslab.shrinking import shrink as shrink
     from nodeslab.shrinking import shrink_plan as shrink_plan
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from nodeslab.spec import ssig as ssig
     from nodeslab.spec import svbnn as svbnn
     from nodeslab.spec import vbnn as vbnn
+    from nodeslab.sweeps import repeat as repeat
     from nodeslab.training import History as History
     from nodeslab.training import Ramp as Ramp
     from nodeslab.training import Record as Record
@@ -47,16 +52,21 @@ _HOME = {
     "likelihoods": ("Bernoulli", "Categorical", "Gaussian"),
     "training": ("History", "Ramp", "Record", "fit"),
     "prediction": ("Prediction", "predict"),
+    "compaction": ("Compact",),
     "costs": ("Cost", "cost"),
     "exporting": ("export",),
     "io": ("load", "save"),
+    "parquet": ("Parquet",),
+    "sweeps": ("repeat",),
+    "replicas": ("fit_replicas",),
     "shrinking": ("ShrinkPlan", "shrink", "shrink_plan"),
     "metrics": (),
+    "parallel": (),
     "theory": (),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["__version__", "metrics", "theory", *_NAMES]
+__all__ = ["__version__", "metrics", "parallel", "theory", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodeslab import __version__
 
@@ -61,14 +61,57 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--net", metavar="MODULE:CLASS", help="the class of a network of your own")
         command.add_argument("--json", action="store_true", help="print JSON")
 
-    bench = commands.add_parser("bench", help="measure speed")
-    bench.add_argument(
-        "what",
-        choices=["step", "infer"],
-        help="step: one training step against the plain network's; infer: shrunk networks against dense ones",
-    )
-    bench.add_argument("--rounds", type=int, default=60, help="how often each is timed (default: 60)")
-    bench.add_argument("--json", action="store_true", help="print JSON")
+    data = commands.add_parser("data", help="list the data sets, or fetch and check those that are named")
+    data.add_argument("names", nargs="*", metavar="NAME", help="what to fetch where it is missing, and check")
+    data.add_argument("--from", dest="base", metavar="ADDRESS", help="a mirror, laid out as a data folder is")
+    data.add_argument("--json", action="store_true", help="print JSON")
+
+    fitted = commands.add_parser("fit", help="fit a network to a table of numbers in a file (.csv, .parquet, .npz)")
+    fitted.add_argument("file", type=Path, metavar="FILE")
+    fitted.add_argument("--target", metavar="NAME", help="the column to predict (.npz: the array, default y)")
+    fitted.add_argument("--model", choices=["ss-ig", "vbnn", "sv-bnn", "hs-bnn"], default="ss-ig")
+    fitted.add_argument("--task", choices=["auto", "regression", "classification"], default="auto")
+    fitted.add_argument("--hidden", type=int, nargs="+", default=[50], metavar="K", help="hidden widths (default: 50)")
+    fitted.add_argument("--epochs", type=int, default=500, metavar="N", help="default: 500")
+    fitted.add_argument("--batch-size", type=int, default=128, metavar="N", help="default: 128")
+    fitted.add_argument("--lr", type=float, default=3e-3, metavar="X", help="Adam's rate (default: 0.003)")
+    fitted.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    fitted.add_argument("--out", type=Path, default=Path("fit"), metavar="DIR", help="folder to write (default: fit)")
+    fitted.add_argument("--json", action="store_true", help="print JSON")
+
+    bench = commands.add_parser("bench", help="measure speed, and hold it to its bars")
+    benches = bench.add_subparsers(dest="what", required=True, metavar="NAME")
+    for what, help_ in (
+        ("step", "one training step against the plain network's"),
+        ("train", "a fit that shrinks while it trains, against the plain network's and the authors' way"),
+        ("replicas", "twenty small fits as one batched run, against one after the other"),
+        ("predict", "many draws against as many passes of the plain network"),
+        ("scale", "time and memory by rows, width and batch"),
+        ("peers", "the step of other packages, where they are installed"),
+        ("infer", "shrunk networks against dense ones"),
+    ):
+        one = benches.add_parser(what, help=help_)
+        if what != "train":
+            one.add_argument("--rounds", type=int, help="how often each is timed")
+        else:
+            one.set_defaults(rounds=None)
+        if what == "step":
+            one.add_argument("--compiled", action="store_true", help="the plain network through torch.compile as well")
+        if what in ("train", "replicas", "predict"):
+            epochs = 500 if what == "replicas" else 100
+            one.add_argument("--epochs", type=int, default=epochs, help=f"of each fit (default: {epochs})")
+        if what == "train":
+            one.add_argument("--seeds", type=int, default=3, help="fits for the spread of the accuracy (default: 3)")
+        if what == "replicas":
+            one.add_argument("--splits", type=int, default=20, help="how many fits (default: 20)")
+        if what == "predict":
+            one.add_argument("--model", type=Path, metavar="FILE", help="a saved model, instead of training one")
+            one.add_argument("--draws", type=int, default=30, help="default: 30")
+        if what == "scale":
+            one.add_argument("--rows", type=int, nargs="+", metavar="N", help="default: 10,000 to 5,000,000")
+            one.add_argument("--widths", type=int, nargs="+", metavar="K", help="default: 100 to 4,000")
+        one.add_argument("--guard", action="store_true", help="status 1 when a figure is worse than its bar")
+        one.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -226,50 +269,30 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    if args.rounds < 2:
-        raise ValueError(f"--rounds must be at least 2, got {args.rounds}.")
-    if args.what == "infer":
-        from nodeslab.bench.infer import infer
+    if args.rounds is not None and args.rounds < 1:
+        raise ValueError(f"--rounds must be at least 1, got {args.rounds}.")
+    from nodeslab.bench.command import run
 
-        result = infer(args.rounds)
-    else:
-        from nodeslab.bench import step
-
-        result = step(args.rounds)
-    if args.json:
-        print(json.dumps(result, indent=1))
-        return
-    if args.what == "infer":
-        _print_infer(result)
-        return
-    for name, rows in result.items():
-        if not isinstance(rows, dict):
-            continue
-        print(name)
-        for label, row in rows.items():
-            low, high = row["ratio_quartiles"]
-            print(
-                f"  {label:<24}{row['ms']:>9.2f} ms   {row['ratio']:.3f} of plain (quartiles {low:.3f} to {high:.3f})"
-            )
+    run(args)
 
 
-def _print_infer(result: dict[str, Any]) -> None:
-    for name, case in result.items():
-        if not isinstance(case, dict):
-            continue
-        print(f"{name}: FLOPs ratio {case['flops_ratio']:.3f}, so {1 / case['flops_ratio']:.1f} times at best")
-        for batch in (key for key in case if key.startswith("batch")):
-            for where, row in case[batch].items():
-                print(
-                    f"  {batch:<11} {where:<12}{row['dense_ms']:>10.3f} ms -> {row['shrunk_ms']:>8.3f} ms   "
-                    f"{row['speedup']:5.2f} times, {row['reached']:.2f} of the ideal"
-                )
-        for label, row in case["files"].items():
-            print(
-                f"  {label:<7} file {row['onnx_bytes']:>9,} bytes, {row['over_weights']:.3f} of its weights; "
-                f"peak memory at batch 1024: onnxruntime {row['onnxruntime_peak_mib']} MiB, "
-                f"torch {row['torch_peak_mib']} MiB"
-            )
+def _data(args: argparse.Namespace) -> None:
+    from nodeslab import datasets
+
+    for name in args.names:
+        if args.base is not None or datasets.holding(name, read=False).where is None:
+            datasets.fetch(name, args.base)
+    found = [datasets.holding(name) for name in args.names or datasets.NAMES]
+    print(json.dumps([asdict(h) for h in found]) if args.json else "\n".join(map(str, found)))
+
+
+def _fit(args: argparse.Namespace) -> None:
+    if (args.out.exists() and not args.out.is_dir()) or any(p.is_file() for p in args.out.parents):
+        raise ValueError(f"--out {args.out} is not a folder, and cannot become one.")
+    from nodeslab.tabular import Choices, fit_file
+
+    choices = Choices(args.model, args.task, tuple(args.hidden), args.epochs, args.batch_size, args.lr, args.seed)
+    fit_file(args.file, args.target, args.out, choices, args.json)
 
 
 def _demo(args: argparse.Namespace) -> None:
@@ -286,6 +309,8 @@ COMMANDS = {
     "show": _show,
     "shrink": _shrink,
     "export": _export,
+    "data": _data,
+    "fit": _fit,
     "bench": _bench,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -78,14 +79,17 @@ def _shape(shape: tuple[int, ...], name: str) -> None:
         raise ValueError(f"{name} has shape {tuple(shape)}: there is nothing in it.")
 
 
-def _finite(before: Any, after: Tensor, name: str) -> None:
-    """Refuse NaN and inf, and numbers that overflow in the model's type, naming the first."""
+def _finite(before: Any, after: Tensor, name: str, rows: np.ndarray[Any, Any] | None = None) -> None:
+    """Refuse NaN and inf, and numbers that overflow in the model's type, naming the first.
+
+    rows: where each row stands in the whole of the data, when this is a part of it.
+    """
     bad = ~torch.isfinite(after)
     if not bool(bad.any()):
         return
     place = tuple(int(i) for i in torch.nonzero(bad)[0])
     value = float(before[place])
-    where = f"row {place[0]}" + (
+    where = f"row {place[0] if rows is None else rows[place[0]]}" + (
         f", column {place[1]}" if len(place) == 2 else f", index {place[1:]}" if place[1:] else ""
     )
     if np.isfinite(value):
@@ -96,8 +100,14 @@ def _finite(before: Any, after: Tensor, name: str) -> None:
     raise ValueError(f"{name} holds {value} at {where}; impute it or drop the row.")
 
 
-def as_inputs(X: Any, dtype: torch.dtype, name: str = "X", keep_integers: bool = False) -> Tensor:
-    """X as a tensor of the model's type, rows first, every value finite."""
+def as_inputs(
+    X: Any,
+    dtype: torch.dtype,
+    name: str = "X",
+    keep_integers: bool = False,
+    rows: np.ndarray[Any, Any] | None = None,
+) -> Tensor:
+    """X as a tensor of the model's type, rows first, every value finite; rows: as for `as_targets`."""
     if isinstance(X, Tensor):
         if X.is_complex():
             raise TypeError(f"{name} is complex; pass its real and imaginary parts as separate columns.")
@@ -108,7 +118,7 @@ def as_inputs(X: Any, dtype: torch.dtype, name: str = "X", keep_integers: bool =
         if keep_integers and not X.is_floating_point():
             return X.detach().long()
         out = X.detach().to(dtype)
-        _finite(X.detach(), out, name)
+        _finite(X.detach(), out, name, rows)
         return out
     array = _array(X, name)
     _shape(array.shape, name)
@@ -117,12 +127,15 @@ def as_inputs(X: Any, dtype: torch.dtype, name: str = "X", keep_integers: bool =
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(np.float64 if dtype == torch.float64 else np.float32, order="C")
     out = torch.from_numpy(cast).to(dtype)
-    _finite(array, out, name)
+    _finite(array, out, name, rows)
     return out
 
 
-def as_targets(y: Any, name: str = "y") -> Tensor:
-    """y as a tensor, integers kept as integers, every value finite."""
+def as_targets(y: Any, name: str = "y", rows: np.ndarray[Any, Any] | None = None) -> Tensor:
+    """y as a tensor, integers kept as integers, every value finite.
+
+    rows: the number of each row in the whole of the data, for an error's sentence, when this is a part of it.
+    """
     if isinstance(y, Tensor):
         if y.layout != torch.strided:
             raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense().")
@@ -138,11 +151,11 @@ def as_targets(y: Any, name: str = "y") -> Tensor:
     if out.dtype == torch.bool:
         out = out.long()
     if out.is_floating_point():
-        _finite(out, out, name)
+        _finite(out, out, name, rows)
     return out
 
 
-def same_rows(X: Tensor, y: Tensor, names: tuple[str, str] = ("X", "y")) -> None:
+def same_rows(X: Sized, y: Sized, names: tuple[str, str] = ("X", "y")) -> None:
     if len(X) != len(y):
         raise ValueError(
             f"{names[0]} has {len(X)} rows and {names[1]} has {len(y)}; they must be the same observations."

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nodeslab.gates import Gate
 from nodeslab.kernel import Kernel, LayerStruct
 from nodeslab.posterior import Posterior, Tensors
 
-__all__ = ["Fused"]
+__all__ = ["Fused", "point_gate"]
 
 
 class _FusedDraw(torch.autograd.Function):
@@ -26,8 +27,8 @@ class _FusedDraw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, fused: Fused, seed: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        fused.point(inputs)
-        total = fused.kernel.draw(fused.layers, seed, fused.count)
+        fused.point(inputs, seed)
+        total = fused.kernel.draw(fused.layers, fused.count)
         ctx.fused, ctx.seed = fused, seed
         ctx.save_for_backward(*inputs)
         return inputs[0].new_full((), total), *(weight.detach() for weight in fused.weights)
@@ -37,11 +38,17 @@ class _FusedDraw(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         fused: Fused = ctx.fused
         inputs = ctx.saved_tensors
-        fused.point(inputs)
+        fused.point(inputs, ctx.seed)
         made, read = fused.gradients(inputs, grads[1:])
-        fused.kernel.back(fused.layers, ctx.seed, float(grads[0]), fused.count)
+        fused.kernel.back(fused.layers, float(grads[0]), fused.count)
         del read  # alive until here
         return None, None, *(t if wanted else None for t, wanted in zip(made, ctx.needs_input_grad[2:], strict=True))
+
+
+def point_gate(layer: LayerStruct, gate: Gate) -> None:
+    """What a layer's struct needs of its gate."""
+    layer.log_odds, layer.temperature = gate.prior_log_odds, gate.temperature
+    layer.reinmax = gate.gradient == "reinmax"
 
 
 class Fused:
@@ -77,8 +84,7 @@ class Fused:
                     self.room.append(torch.empty_like(tensor, requires_grad=False) if keep_gradients else None)
             gate = posterior.switches().get("node")
             if gate is not None:
-                layer.log_odds, layer.temperature = float(gate.log_odds), gate.temperature
-                layer.reinmax = gate.gradient == "reinmax"
+                point_gate(layer, gate)
             for name, there in (("logit", gate is not None), ("scale", posterior.scale is not None)):
                 if there:
                     self.slots.append((layer, name))
@@ -88,8 +94,10 @@ class Fused:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def point(self, inputs: Sequence[Tensor]) -> None:
-        """Where the parameters are: they may have moved since the last time."""
+    def point(self, inputs: Sequence[Tensor], seed: int) -> None:
+        """Where the parameters are: they may have moved since the last time. And the seed of the draw."""
+        for layer in self.layers:
+            layer.seed = seed
         for (struct, name), tensor in zip(self.slots, inputs, strict=True):
             setattr(struct, name, tensor.data_ptr())
 

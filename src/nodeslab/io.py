@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nodeslab import architecture, sealed
+from nodeslab.compaction import take_origin
 from nodeslab.layers import SELECTABLE
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian, Row, row_of
@@ -67,6 +68,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], example: Any = None) ->
                 for p in model._posteriors()
             ],
             "likelihood": _likelihood_to_json(model.likelihood),
+            "origin": {path: [total, kept.tolist()] for path, (total, kept) in model.origin.items()},
         }
     return sealed.write(path, "model", meta, names)
 
@@ -114,6 +116,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Modul
             model.get_parameter(name).requires_grad_(False)
         if isinstance(model, Bayesian):
             model.row = _row(meta)
+            take_origin(model, meta["origin"])
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"{path} is sealed but incomplete ({e!r}); it was not written by this nodeslab.") from e
     return model

@@ -135,6 +135,8 @@ typedef struct {
 typedef struct {
     int64_t nodes, tensors, reinmax;
     float sigma, log_odds, temperature, unused;
+    uint64_t seed;
+    double total; /* out: KL(gates) + sum gamma KL(slab) */
     const float *logit, *scale;
     float *gates, *d_logit, *d_scale;
     tensor part[2];
@@ -259,15 +261,14 @@ static void back_column(const tensor *t, const float *f, const float *gamma, flo
     }
 }
 
-/* Draws every layer; returns K. */
-double nodeslab_draw(layer *layers, int64_t count, uint64_t seed, int threads) {
+/* Draws every layer; returns K. A layer's numbers are those of its own seed. */
+double nodeslab_draw(layer *layers, int64_t count, int threads) {
     double total = 0.0;
     for (int64_t k = 0; k < count; k++) {
         layer *y = layers + k;
         float *z = y->gates, *gamma = z + y->nodes, *f = z + 5 * y->nodes;
-        if (y->logit)
-            total += draw_gates(y, seed);
-        else
+        y->total = y->logit ? draw_gates(y, y->seed) : 0.0;
+        if (!y->logit)
             for (int64_t j = 0; j < y->nodes; j++) z[j] = gamma[j] = 1.0f;
         for (int64_t j = 0; j < y->nodes; j++) f[j] = y->scale ? z[j] * y->scale[j] : z[j];
     }
@@ -278,21 +279,23 @@ double nodeslab_draw(layer *layers, int64_t count, uint64_t seed, int threads) {
             const float *f = layers[k].gates + 5 * layers[k].nodes;
             if (t->cols == 1) {
 #pragma omp single nowait
-                draw_column(t, f, layers[k].sigma, seed);
+                draw_column(t, f, layers[k].sigma, layers[k].seed);
             } else {
 #pragma omp for schedule(static) nowait
-                for (int64_t j = 0; j < t->rows; j++) draw_row(t, j, f[j], layers[k].sigma, seed);
+                for (int64_t j = 0; j < t->rows; j++) draw_row(t, j, f[j], layers[k].sigma, layers[k].seed);
             }
         }
-    for (int64_t k = 0; k < count; k++)
+    for (int64_t k = 0; k < count; k++) {
         for (int64_t i = 0; i < layers[k].tensors; i++)
             for (int64_t j = 0; j < layers[k].nodes; j++)
-                total += (double)layers[k].gates[layers[k].nodes + j] * layers[k].part[i].divergence[j];
+                layers[k].total += (double)layers[k].gates[layers[k].nodes + j] * layers[k].part[i].divergence[j];
+        total += layers[k].total;
+    }
     return total;
 }
 
-/* The gradients of L from dL/dw (grad) and d_kl = dL/dK, for what `nodeslab_draw` drew with the same seed. */
-void nodeslab_back(layer *layers, int64_t count, uint64_t seed, float d_kl, int threads) {
+/* The gradients of L from dL/dw (grad) and d_kl = dL/dK, for what `nodeslab_draw` drew with the same seeds. */
+void nodeslab_back(layer *layers, int64_t count, float d_kl, int threads) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int64_t k = 0; k < count; k++)
         for (int64_t i = 0; i < layers[k].tensors; i++) {
@@ -300,11 +303,11 @@ void nodeslab_back(layer *layers, int64_t count, uint64_t seed, float d_kl, int 
             const float *gamma = layers[k].gates + layers[k].nodes, *f = layers[k].gates + 5 * layers[k].nodes;
             if (t->cols == 1) {
 #pragma omp single nowait
-                back_column(t, f, gamma, d_kl, layers[k].sigma, seed);
+                back_column(t, f, gamma, d_kl, layers[k].sigma, layers[k].seed);
             } else {
 #pragma omp for schedule(static) nowait
                 for (int64_t j = 0; j < t->rows; j++)
-                    back_row(t, j, f[j], d_kl * gamma[j], layers[k].sigma, seed);
+                    back_row(t, j, f[j], d_kl * gamma[j], layers[k].sigma, layers[k].seed);
             }
         }
     for (int64_t k = 0; k < count; k++) {

@@ -47,6 +47,8 @@ class LayerStruct(ctypes.Structure):
     _fields_ = (
         *((name, LONG) for name in ("nodes", "tensors", "reinmax")),
         *((name, F) for name in ("sigma", "log_odds", "temperature", "unused")),
+        ("seed", SEED),
+        ("total", ctypes.c_double),
         *((name, P) for name in ("logit", "scale", "gates", "d_logit", "d_scale")),
         ("part", TensorStruct * 2),
     )
@@ -64,18 +66,18 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._draw, self._back, self._normal = library.nodeslab_draw, library.nodeslab_back, library.nodeslab_normal
-        self._draw.argtypes, self._draw.restype = [P, LONG, SEED, INT], ctypes.c_double
-        self._back.argtypes, self._back.restype = [P, LONG, SEED, F, INT], None
+        self._draw.argtypes, self._draw.restype = [P, LONG, INT], ctypes.c_double
+        self._back.argtypes, self._back.restype = [P, LONG, F, INT], None
         self._normal.argtypes, self._normal.restype = [P, LONG, LONG, LONG, SEED], None
 
-    def draw(self, layers: ctypes.Array[LayerStruct], seed: int, weights: int) -> float:
-        """Gates, weights and KL of all layers, which have so many weights; returns the KL."""
-        total: float = self._draw(layers, len(layers), seed, _threads(weights))
+    def draw(self, layers: ctypes.Array[LayerStruct], weights: int) -> float:
+        """Gates, weights and KL of all layers, which have so many weights, from their seeds; returns the KL."""
+        total: float = self._draw(layers, len(layers), _threads(weights))
         return total
 
-    def back(self, layers: ctypes.Array[LayerStruct], seed: int, d_kl: float, weights: int) -> None:
-        """The gradients of all parameters."""
-        self._back(layers, len(layers), seed, d_kl, _threads(weights))
+    def back(self, layers: ctypes.Array[LayerStruct], d_kl: float, weights: int) -> None:
+        """The gradients of all parameters, for what was drawn from the layers' seeds."""
+        self._back(layers, len(layers), d_kl, _threads(weights))
 
     def normal(self, out: Tensor, seed: int, number: int = 0) -> None:
         """The noise eps ~ N(0, 1) that a tensor of this number and shape has in the draw with this seed."""
@@ -152,8 +154,8 @@ def _right(built: Kernel) -> bool:
     mean, rho = torch.linspace(-2, 2, 70).reshape(2, 35), torch.linspace(-9, 3, 70).reshape(2, 35)
     noise, weight, divergence, gates = torch.empty(2, 35), torch.empty(2, 35), torch.empty(2), torch.empty(6, 2)
     part = TensorStruct(2, 35, 0, mean.data_ptr(), rho.data_ptr(), None, weight.data_ptr(), divergence.data_ptr())
-    one = LayerStruct(2, 1, 0, 1.0, 0.0, 1.0, 0.0, None, None, gates.data_ptr(), None, None, (part,))
-    total = built.draw((LayerStruct * 1)(one), 1, 70)
+    one = LayerStruct(2, 1, 0, 1.0, 0.0, 1.0, 0.0, 1, 0.0, None, None, gates.data_ptr(), None, None, (part,))
+    total = built.draw((LayerStruct * 1)(one), 70)
     built.normal(noise, 1)
     spread = torch.nn.functional.softplus(rho)
     exact = kl.gaussian(mean, spread, 1.0).sum(1)

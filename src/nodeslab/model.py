@@ -99,6 +99,8 @@ class Bayesian(nn.Module):
         self.plain = plain
         self.likelihood: Likelihood | None = None
         self.noise: Noise | None = None
+        #: {path: (how many nodes the layer had, which of them are left)} where training has cut some out
+        self.origin: dict[str, tuple[int, Tensor]] = {}
         self.row: tuple[Row, ...] | None = None  # what one row of each input looks like, once the model was fitted
         self._layers = tuple(net.get_submodule(p.path) for p in posteriors)
         self._held: _Draw | None = None
@@ -213,14 +215,53 @@ class Bayesian(nn.Module):
         return total
 
     def nodes(self) -> list[NodeRecord]:
-        """A record for each layer whose nodes can close, in the network's order."""
+        """A record for each layer whose nodes can close, in the network's order.
+
+        Nodes that training has cut out (`ns.fit(..., compact=True)`) are there, closed: every node keeps its number.
+        """
         records = []
         for posterior in self._posteriors():
             if posterior.selects:
-                mask = posterior.open()
-                total, left = mask.numel(), int(mask.sum())
-                records.append(NodeRecord(posterior.path, total, left, posterior.inclusion(), mask))
+                mask, inclusion = (self._numbered(posterior.path, t) for t in (posterior.open(), posterior.inclusion()))
+                records.append(NodeRecord(posterior.path, mask.numel(), int(mask.sum()), inclusion, mask))
         return records
+
+    def _numbered(self, path: str, values: Tensor) -> Tensor:
+        """A layer's values by the original number of each node, 0 for those that training has cut out."""
+        if path not in self.origin:
+            return values
+        total, kept = self.origin[path]
+        return values.new_zeros(total).index_copy(0, kept.to(values.device), values)
+
+    def masks(self) -> dict[str, Tensor]:
+        """{path: which nodes are open} of the layers whose nodes can close, as they are now."""
+        return {p.path: p.open() for p in self._posteriors() if p.selects}
+
+    def original_masks(self) -> dict[str, Tensor]:
+        """{path: which nodes are open} by the nodes' original numbers."""
+        return {path: self._numbered(path, mask) for path, mask in self.masks().items()}
+
+    def left_of(self, path: str, mask: Tensor) -> Tensor:
+        """A mask of a layer's original nodes, for those that training has left."""
+        if path not in self.origin or len(mask) != self.origin[path][0]:
+            return mask
+        total, kept = self.origin[path]
+        gone = torch.ones(total, dtype=torch.bool)
+        gone[kept] = False
+        if bool((mask.cpu() & gone).any()):
+            node = int(torch.nonzero(mask.cpu() & gone)[0])
+            raise ValueError(f"Node {node} of layer '{path}' was cut out in training: it cannot be opened again.")
+        return mask[kept.to(mask.device)]
+
+    def _become(self, slim: Bayesian, keep: Mapping[str, Tensor]) -> None:
+        """Take the place of a model that was cut from this one, in place."""
+        for path, kept in keep.items():
+            if any(p.path == path and p.selects for p in self._posteriors()):
+                total = next(p.geometry.nodes for p in self._posteriors() if p.path == path)
+                total, before = self.origin.get(path, (total, torch.arange(total)))
+                self.origin[path] = (total, before[kept])
+        self.net, self.posteriors, self.noise = slim.net, slim.posteriors, slim.noise
+        self._layers = slim._layers
 
     def set_nodes(self, masks: Mapping[str, Any]) -> None:
         """Open (True) and close (False) nodes by hand: `{path: mask}`, a bool for each node. They stay so."""
@@ -234,7 +275,7 @@ class Bayesian(nn.Module):
                 known = ", ".join(repr(r.path) for r in self.nodes())
                 raise ValueError(f"No Bayesian layer is called {path!r}; layers with nodes to set are {known}.")
             posterior = by_path[path]
-            values = as_mask(path, mask)
+            values = self.left_of(path, as_mask(path, mask))
             if values.shape != (posterior.geometry.nodes,):
                 raise ValueError(
                     f"The mask for layer '{path}' must have shape ({posterior.geometry.nodes},), one bool for each "

@@ -127,6 +127,10 @@ class Posterior(nn.Module):
         nodes = 0 if output else self.geometry.nodes
         self.scale = None if prior.scale is None else HorseshoeScale(prior.scale, nodes, weight)
 
+    def take_geometry(self, layer: nn.Module) -> None:
+        """The layer has been cut."""
+        self.geometry = geometry(layer)
+
     def switches(self) -> dict[str, Gate]:
         """The gates by what they cover: {"node": ...}, or one for each tensor (edges), or none."""
         return {name: gate for name, gate in self.gates.items() if isinstance(gate, Gate)}

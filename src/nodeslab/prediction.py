@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from nodeslab.graph import run
 from nodeslab.layers import takes_integers
 from nodeslab.likelihoods import LOG_2PI, Bernoulli, Categorical, Gaussian, Likelihood
 from nodeslab.model import Bayesian
+from nodeslab.passes import passes
 
 __all__ = ["ClassPrediction", "Prediction", "RegressionPrediction", "isolated_seed", "predict"]
 
@@ -277,7 +278,7 @@ def _outputs(
     rows, shape = len(inputs[0]), like.shape[1:]
     changed = changes_input(model, inputs)
 
-    def part(net: nn.Module, i: int) -> Tensor:
+    def part(net: Callable[..., Any], i: int) -> Tensor:
         few = tuple(x[i : i + batch_size] for x in inputs)
         try:
             out: Tensor = net(*(x.to(device, copy=changed) for x in few))
@@ -289,9 +290,11 @@ def _outputs(
             ) from e
         return out.cpu().reshape(len(few[0]), *shape)  # a network that squeezes loses the axis of a single row
 
+    small = passes(model, inputs, draws)
     for _ in range(draws):
         with model.drawn() as net:
-            parts = [part(net, i) for i in range(0, rows, batch_size)]
+            run_draw = small(net)
+            parts = [part(run_draw, i) for i in range(0, rows, batch_size)]
         yield torch.cat(parts)
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "ShrinkPlan",
     "carry_optimizer",
     "cut_bayesian",
+    "cut_plain",
     "shrink",
     "shrink_plan",
     "sizes_of",
@@ -161,7 +162,8 @@ def _plain(model: nn.Module, open_nodes: Mapping[str, Any] | None) -> nn.Module:
     gated = copy.deepcopy(model)
     for posterior in gated._posteriors():
         if posterior.path in open_nodes and "node" in posterior.gates:
-            posterior.fix(as_mask(posterior.path, open_nodes[posterior.path]).to(posterior.rho("weight").device))
+            mask = model.left_of(posterior.path, as_mask(posterior.path, open_nodes[posterior.path]))
+            posterior.fix(mask.to(posterior.rho("weight").device))
     return gated.mean()
 
 
@@ -189,6 +191,8 @@ def _closed(model: nn.Module, open_nodes: Mapping[str, Any] | None) -> dict[str,
             if path not in layers:
                 raise ValueError(f"open_nodes: there is no layer {path!r}; layers are {', '.join(map(repr, layers))}.")
             values = as_mask(path, mask)
+            if isinstance(model, Bayesian):
+                values = model.left_of(path, values)
             if values.shape != (geometry(layers[path]).nodes,):
                 raise ValueError(
                     f"open_nodes: the mask of '{path}' must have shape ({geometry(layers[path]).nodes},), got "
@@ -197,7 +201,7 @@ def _closed(model: nn.Module, open_nodes: Mapping[str, Any] | None) -> dict[str,
             out[path] = ~values
         return out
     if isinstance(model, Bayesian):
-        return {r.path: ~r.mask.cpu() for r in model.nodes()}
+        return {path: ~mask.cpu() for path, mask in model.masks().items()}
     found = {}
     for path, layer in layers.items():
         g = geometry(layer)
@@ -475,7 +479,7 @@ def _resize(layer: nn.Module, rows: int, columns: int) -> None:
     layer.in_channels, layer.out_channels = columns, rows
 
 
-def _cut_plain(net: nn.Module, plan: ShrinkPlan, gated: bool) -> None:
+def cut_plain(net: nn.Module, plan: ShrinkPlan, gated: bool) -> None:
     """Cut every layer of a network in place; `gated` sets the closed nodes that are kept to zero first."""
     if gated:
         _gated(net, plan.closed)
@@ -555,7 +559,7 @@ def shrink(
         small: nn.Module = cut_bayesian(model, plan)
     else:
         small = _plain(model, open_nodes)
-        _cut_plain(small, plan, gated=True)
+        cut_plain(small, plan, gated=True)
     if not any("groups" in why for p in plan.layers for why in p.kept_for):
         return small
     left = None  # what kept groups even may go now that they are smaller
@@ -573,9 +577,10 @@ def cut_bayesian(model: Bayesian, plan: ShrinkPlan) -> Bayesian:
     mean b + sum c mu and variance s_b^2 + sum c^2 s^2. A node that stays to carry such constants is closed for good.
     """
     slim = copy.deepcopy(model)
+    slim.origin = {}
     cutters = _cutters(model, plan)
     spreads = {p.path: _folded_spreads(p, plan) for p in model._posteriors() if p.path in plan.constants}
-    _cut_plain(slim.net, plan, gated=False)
+    cut_plain(slim.net, plan, gated=False)
     for i, posterior in enumerate(slim._posteriors()):
         with torch.no_grad():
             for name, parameter in list(posterior.named_parameters()):
@@ -591,7 +596,7 @@ def cut_bayesian(model: Bayesian, plan: ShrinkPlan) -> Bayesian:
                     owner, _, leaf = name.rpartition(".")
                     kept = nn.Parameter(cut(value).clone(), requires_grad=parameter.requires_grad)
                     posterior.get_submodule(owner)._parameters[leaf] = kept
-        posterior.geometry = geometry(slim.net.get_submodule(posterior.path))
+        posterior.take_geometry(slim.net.get_submodule(posterior.path))
     return slim
 
 
@@ -713,7 +718,7 @@ def _check(dense: nn.Module, plan: ShrinkPlan, example: tuple[Tensor, ...]) -> N
     """The network before and after the cut on the example, in float64 where its forward allows it."""
     before, inputs = _double(dense.cpu().eval(), example)
     after = copy_network(before)
-    _cut_plain(after, plan, gated=True)
+    cut_plain(after, plan, gated=True)
     with torch.no_grad():
         try:
             a, b = (flat(net(*(x.clone() for x in inputs))) for net in (before, after))

@@ -1,4 +1,4 @@
-"""Where a fit's batches come from: arrays in memory, or any DataLoader; and the randomness that deals them out."""
+"""Where a fit's batches come from: arrays in memory, files, or any DataLoader; and the randomness that deals them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from nodeslab.data import as_targets, refuse_constant_columns, same_rows
+from nodeslab.data import as_inputs, as_targets, refuse_constant_columns, same_rows
+from nodeslab.layers import takes_integers
+from nodeslab.mapped import Mapped
 from nodeslab.model import Bayesian
+from nodeslab.parquet import Parquet, RowGroups
 from nodeslab.prediction import inputs_for
+from nodeslab.streamed import Reader, Streamed
 
-__all__ = ["Arrays", "Batch", "Loader", "Randomness", "source_for"]
+__all__ = ["Arrays", "Batch", "Loader", "Randomness", "Source", "source_for"]
 
 Batch = tuple[tuple[Tensor, ...], Tensor]
 
@@ -32,11 +36,13 @@ class Arrays:
         k = min(self.batch_size, len(self.y))
         return tuple(x[:k] for x in self.inputs), self.y[:k]
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self, skip: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from the one numbered `skip`; the order is drawn at once."""
         order = torch.randperm(len(self.y))
         inputs, y = tuple(x[order] for x in self.inputs), self.y[order]
-        for i in range(0, len(y), self.batch_size):
-            yield tuple(x[i : i + self.batch_size] for x in inputs), y[i : i + self.batch_size]
+        size = self.batch_size
+        starts = range(skip * size, len(y), size)
+        return ((tuple(x[i : i + size] for x in inputs), y[i : i + size]) for i in starts)
 
 
 class Loader:
@@ -75,8 +81,15 @@ class Loader:
             before.put_back(self)
         raise ValueError("The DataLoader gives no batch: its dataset is empty.")
 
-    def epoch(self) -> Iterator[Batch]:
-        return map(self._batch, self.loader)
+    def epoch(self, skip: int = 0) -> Iterator[Batch]:
+        """The loader's batches from the one numbered `skip`: it must make the others too, to be in the same state."""
+        items = iter(self.loader)
+        for _ in range(skip):
+            next(items, None)
+        return map(self._batch, items)
+
+
+Source = Arrays | Loader | Streamed
 
 
 @dataclass
@@ -87,7 +100,7 @@ class Randomness:
     python: Any
 
     @classmethod
-    def now(cls, source: Arrays | Loader) -> Randomness:
+    def now(cls, source: Source) -> Randomness:
         numpy_state: Any = np.random.get_state(legacy=True)
         tensors = {"torch": torch.get_rng_state()}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -98,7 +111,7 @@ class Randomness:
         rest = [str(numpy_state[0]), int(numpy_state[2]), int(numpy_state[3]), float(numpy_state[4])]
         return cls(tensors, [version, list(numbers), extra, rest])
 
-    def put_back(self, source: Arrays | Loader) -> None:
+    def put_back(self, source: Source) -> None:
         torch.set_rng_state(self.tensors["torch"])
         cuda = [self.tensors[k] for k in sorted(k for k in self.tensors if k.startswith("cuda"))]
         if cuda:
@@ -110,7 +123,7 @@ class Randomness:
             g.set_state(self.tensors[name])
 
 
-def generators(source: Arrays | Loader) -> dict[str, torch.Generator]:
+def generators(source: Source) -> dict[str, torch.Generator]:
     """Generators of a loader's own, and of its sampler's."""
     if not isinstance(source, Loader) or not isinstance(source.loader, DataLoader):
         return {}
@@ -124,10 +137,36 @@ def generators(source: Arrays | Loader) -> dict[str, torch.Generator]:
     return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
 
-def source_for(model: Bayesian, data: Any, batch_size: int, allow_constant: bool) -> Arrays | Loader:
+def _mapped(model: Bayesian, X: Any, y: Any) -> Mapped | None:
+    """X (or several) and y where at least one of them is a memmap; None where all are in memory."""
+    several = X if isinstance(X, tuple) else (X,)
+    if not any(isinstance(part, np.memmap) for part in (*several, y)):
+        return None
+    exact = torch.float64 if next(model.posteriors.parameters()).dtype == torch.float64 else torch.float32
+    keep = takes_integers(model.net)
+    inputs = [x if isinstance(x, np.memmap) else as_inputs(x, exact, "X", keep).numpy() for x in several]
+    return Mapped(inputs, y if isinstance(y, np.memmap) else as_targets(y).numpy())
+
+
+def _streamed(model: Bayesian, reader: Reader, batch_size: int, allow_constant: bool) -> Streamed:
+    dtype = next(model.posteriors.parameters()).dtype
+    source = Streamed(reader, dtype, takes_integers(model.net), batch_size)
+    if source.rows == 1:
+        raise ValueError("data has one row; a fit needs at least two.")
+    if not allow_constant:
+        source.refuse_constant_columns()
+    return source
+
+
+def source_for(model: Bayesian, data: Any, batch_size: int, allow_constant: bool) -> Source:
+    if isinstance(data, Parquet):
+        return _streamed(model, RowGroups(data), batch_size, allow_constant)
     if isinstance(data, (tuple, list)):
         if len(data) != 2:
             raise ValueError(f"data must be a pair (X, y), got {len(data)} parts; several inputs go as ((X1, X2), y).")
+        mapped = _mapped(model, *data)
+        if mapped is not None:
+            return _streamed(model, mapped, batch_size, allow_constant)
         inputs, y = inputs_for(model, data[0]), as_targets(data[1])
         same_rows(inputs[0], y)
         if len(y) < 2:
@@ -137,5 +176,5 @@ def source_for(model: Bayesian, data: Any, batch_size: int, allow_constant: bool
                 refuse_constant_columns(x, "X" if len(inputs) == 1 else f"X[{i}]")
         return Arrays(inputs, y, batch_size)
     if isinstance(data, Tensor) or not isinstance(data, Iterable):
-        raise TypeError(f"data must be a pair (X, y) or a DataLoader, got {type(data).__name__}.")
+        raise TypeError(f"data must be a pair (X, y), ns.Parquet or a DataLoader, got {type(data).__name__}.")
     return Loader(data, model)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,17 +20,21 @@ from typing import Any, overload
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from tqdm import tqdm
 
 from nodeslab import sealed
 from nodeslab.checks import flag, number, whole
-from nodeslab.costs import Probe, edges_of, masks_of
+from nodeslab.compaction import Compact, Compaction, as_compact
+from nodeslab.costs import Probe, edges_of
 from nodeslab.data import as_targets, same_rows
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian, row_of
+from nodeslab.parallel import Ranks, join
 from nodeslab.posterior import Posterior
 from nodeslab.prediction import changes_input, inputs_for, isolated_seed, predict, try_forward
-from nodeslab.sources import Arrays, Batch, Loader, Randomness, source_for
+from nodeslab.sources import Arrays, Batch, Loader, Randomness, Source, source_for
+from nodeslab.streamed import Streamed
 
 __all__ = ["History", "Ramp", "Record", "fit"]
 
@@ -174,6 +178,10 @@ def fit(
     accumulate: int = 1,
     clip: float | None = None,
     amp: bool = False,
+    compile: bool = False,
+    compact: bool | Compact = False,
+    gate_rate: float = 1.0,
+    spread_rate: float = 1.0,
     allow_constant: bool = False,
     progress: bool | None = None,
 ) -> History:
@@ -182,7 +190,13 @@ def fit(
     Each batch adds sum_i [-log p(y_i | x_i, w) + KL / n] over its rows i, divided by batch_size: over an epoch the
     rows add up to -ELBO exactly, whatever the batch size, a short last batch or accumulation.
 
-    data: (X, y), kept in memory, rows first; ((X1, X2), y) for several inputs; or any DataLoader of such pairs.
+    Processes that `torchrun` started, or that initialised torch.distributed, fit together: each calls fit with the same
+    model, arguments and all of the data, takes its share of every batch's rows, and ends with the same history. The
+    draw is the same on all ranks, so that they equal one process to float error (dropout and batch norm aside: a rank
+    drops and normalises its own rows, and running averages are rank 0's). Rank 0 writes the checkpoint.
+
+    data: (X, y), kept in memory, rows first; ((X1, X2), y) for several inputs; any DataLoader of such pairs; or data
+        larger than memory, dealt out in shuffled blocks: (X, y) with a numpy.memmap among them, or ns.Parquet.
     likelihood: ns.Gaussian(sigma or "learn"), ns.Categorical() or ns.Bernoulli().
     seed: the same seed on the same machine gives the same bits; torch's own generators are left as they were.
     samples: S, Monte Carlo draws for each step. accumulate: batches for each optimizer step.
@@ -194,6 +208,12 @@ def fit(
         and at the end; the generation before it is kept beside it. The same call again goes on where it stopped.
     callback: called with the model and each record; return True to stop.
     optimizer: parameters -> optimizer; Adam(lr) by default. clip: the largest gradient norm. amp: bfloat16 autocast.
+    compile: run the network through torch.compile. The draws and the batches are those of the same seed without it, so
+        the fit is the same to float error; the first batch waits for the compiler, and convolutions gain most.
+    compact: cut nodes that have closed for good out of the model at the end of an epoch, in place, so that each step
+        costs less (`ns.Compact` says when); records and `model.nodes()` go on counting the original nodes.
+    gate_rate, spread_rate: factors on lr for the gates' logits and for the spreads. Adam moves a gate by about its rate
+        at each step: a faster one decides sooner which nodes stay, a faster spread makes a node cheaper to keep.
     allow_constant: accept constant columns in a narrow table.
     progress: a bar on stderr; by default only on a terminal.
     """
@@ -204,13 +224,7 @@ def fit(
     if torch.is_inference_mode_enabled():
         raise RuntimeError("fit needs gradients: call it outside torch.inference_mode().")
     _refuse_meta(model)
-    chosen = model.likelihood if likelihood is None else likelihood
-    if chosen is None:
-        raise ValueError(
-            'fit needs a likelihood: ns.Gaussian(1.0), ns.Gaussian("learn"), ns.Categorical(), ns.Bernoulli().'
-        )
-    if not isinstance(chosen, Likelihood):
-        raise TypeError(f"likelihood must be such as ns.Gaussian(1.0), got {type(chosen).__name__}.")
+    chosen = chosen_likelihood(model, likelihood)
     options = _Options(
         likelihood=chosen,
         epochs=epochs,
@@ -230,12 +244,18 @@ def fit(
         accumulate=accumulate,
         clip=clip,
         amp=amp,
+        compile=compile,
+        compact=as_compact(compact),
+        gate_rate=gate_rate,
+        spread_rate=spread_rate,
         progress=progress,
     )
     source = source_for(model, data, options.batch_size, flag("allow_constant", allow_constant))
-    run = _Run(model, source, options, _validation(model, validation, chosen))
+    ranks = join(next(model.posteriors.parameters()).device)
+    run = _Run(model, source, options, _validation(model, validation, chosen), ranks)
     with isolated_seed(seed) as first:
         run.history.seed = first
+        run.meet()
         run.resume()
         was_training = model.training
         try:
@@ -244,6 +264,18 @@ def fit(
         finally:
             model.train(was_training)
     return run.history
+
+
+def chosen_likelihood(model: Bayesian, likelihood: object) -> Likelihood:
+    """The one that is given, or the one that the model was fitted with."""
+    chosen = model.likelihood if likelihood is None else likelihood
+    if chosen is None:
+        raise ValueError(
+            'fit needs a likelihood: ns.Gaussian(1.0), ns.Gaussian("learn"), ns.Categorical(), ns.Bernoulli().'
+        )
+    if not isinstance(chosen, Likelihood):
+        raise TypeError(f"likelihood must be such as ns.Gaussian(1.0), got {type(chosen).__name__}.")
+    return chosen
 
 
 def _path(value: Any) -> Path:
@@ -264,24 +296,28 @@ class _Options:
     """The arguments of `fit`, checked."""
 
     likelihood: Likelihood
-    epochs: int
-    batch_size: int
-    lr: float
-    seed: int | None
-    samples: int
-    epsilon: float | None
-    window: int
-    lr_schedule: Schedule | None
-    likelihood_schedule: Schedule | None
-    validation_draws: int
-    checkpoint: Path | None
-    checkpoint_seconds: float
-    callback: Callable[[Bayesian, Record], object] | None
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None
-    accumulate: int
-    clip: float | None
-    amp: bool
-    progress: bool | None
+    epochs: int = 1
+    batch_size: int = 128
+    lr: float = 1e-3
+    seed: int | None = None
+    samples: int = 1
+    epsilon: float | None = None
+    window: int = 10
+    lr_schedule: Schedule | None = None
+    likelihood_schedule: Schedule | None = None
+    validation_draws: int = 10
+    checkpoint: Path | None = None
+    checkpoint_seconds: float = 30.0
+    callback: Callable[[Bayesian, Record], object] | None = None
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    amp: bool = False
+    compile: bool = False
+    compact: Compact | None = None
+    gate_rate: float = 1.0
+    spread_rate: float = 1.0
+    progress: bool | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -289,7 +325,10 @@ class _Options:
 
         for name in ("epochs", "batch_size", "samples", "window", "validation_draws", "accumulate"):
             put(name, whole(name, getattr(self, name)))
-        put("lr", number("lr", self.lr, 0.0))
+        for name in ("lr", "gate_rate", "spread_rate"):
+            put(name, number(name, getattr(self, name), 0.0))
+        if self.optimizer is not None and (self.gate_rate, self.spread_rate) != (1.0, 1.0):
+            raise ValueError("gate_rate and spread_rate are for the default Adam; an optimizer of yours sets its own.")
         if self.seed is not None:
             put("seed", whole("seed", self.seed, least=0))
         put("checkpoint_seconds", number("checkpoint_seconds", self.checkpoint_seconds, 0.0, least=True))
@@ -297,6 +336,7 @@ class _Options:
             if getattr(self, name) is not None:
                 put(name, number(name, getattr(self, name), 0.0))
         put("amp", flag("amp", self.amp))
+        put("compile", flag("compile", self.compile))
         if self.progress is not None:
             put("progress", flag("progress", self.progress))
         if self.checkpoint is not None and not self.checkpoint.name:
@@ -306,16 +346,19 @@ class _Options:
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a function, got {value!r} of type {type(value).__name__}.")
 
-    def setting(self, source: Arrays | Loader, model: Bayesian, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def setting(self, source: Source, model: Bayesian, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """What must be the same when a fit is resumed, by name; more epochs may follow where no schedule spans them."""
         digest = hashlib.sha256()
         if isinstance(source, Arrays):
             for tensor in (*source.inputs, source.y):
                 digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(source, Streamed):
+            digest.update(source.fingerprint())
         same: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "epsilon", "window")
+            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "compile", "epsilon", "window")
         }
+        same |= {"gate_rate": self.gate_rate, "spread_rate": self.spread_rate, "compact": repr(self.compact)}
         for name in ("lr_schedule", "likelihood_schedule"):
             schedule = getattr(self, name)
             same[name] = repr(schedule) if isinstance(schedule, Ramp) else schedule is not None
@@ -350,17 +393,35 @@ def _scheduled(name: str, schedule: Schedule | None, share: float) -> float:
     return 1.0 if schedule is None else number(f"{name}({share:g})", schedule(share), 0.0)
 
 
+def _run(net: nn.Module, *inputs: Tensor) -> Any:
+    return net(*inputs)
+
+
+def rated(named: Iterable[tuple[str, nn.Parameter]], options: _Options) -> list[dict[str, Any]]:
+    """Groups of parameters with their rates: gates and spreads have their own where that is asked for."""
+    rates = {"means": 1.0, "gates": options.gate_rate, "spreads": options.spread_rate}
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in rates}
+    for name, p in named:
+        leaf = name.rpartition(".")[2]
+        kind = "gates" if leaf == "logit" else "spreads" if leaf.startswith("rho") else "means"
+        groups["means" if rates[kind] == 1.0 else kind].append(p)
+    return [{"params": ps, "lr": options.lr * rates[kind]} for kind, ps in groups.items() if ps]
+
+
 class _Run:
     """One fit on its way: what a checkpoint holds is exactly this object's state."""
 
     def __init__(
         self,
         model: Bayesian,
-        source: Arrays | Loader,
+        source: Source,
         options: _Options,
         validation: tuple[tuple[Tensor, ...], Tensor] | None,
+        ranks: Ranks,
     ) -> None:
         self.model, self.source, self.options, self.validation = model, source, options, validation
+        self.ranks, self.signals = ranks, _Signals(options.checkpoint is not None)
+        self.received: int | None = None  # a signal that some rank has received, as of the last step
         self.likelihood = options.likelihood
         self.device = next(model.posteriors.parameters()).device
         inputs, y = source.first()
@@ -377,21 +438,19 @@ class _Run:
         if isinstance(source, Arrays):
             source.y = self.likelihood.targets(source.y, outputs)
             self._check_targets(source.y)
+        elif isinstance(source, Streamed):
+            self._check_targets(source.survey(lambda y: self.likelihood.targets(y, outputs)))
         else:
             self.likelihood.targets(y, outputs)
         self._refuse_lonely_rows()
         self._set_likelihood(outputs)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        make = options.optimizer
-        if not parameters:
-            raise ValueError("Every parameter of the model is frozen; set requires_grad on some, or do not fit.")
-        self.optimizer = torch.optim.Adam(parameters, lr=options.lr, fused=True) if make is None else make(parameters)
-        if not isinstance(self.optimizer, torch.optim.Optimizer) or isinstance(self.optimizer, torch.optim.LBFGS):
-            kind = type(self.optimizer).__name__
-            raise TypeError(f"optimizer must make a torch optimizer that steps without a closure, got {kind}.")
+        self._set_optimizer(self._made_optimizer())
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
-        self.workspace = model.workspace(keep_gradients=options.samples == options.accumulate == 1)
         self.probe = Probe(model, inputs)
+        self.begun = {
+            p: kept for p, (_, kept) in model.origin.items()
+        }  # what an earlier fit has left: the probe's nodes
+        self.compaction = None if options.compact is None else Compaction(options.compact, model, inputs)
         self.history = History()
         self.epoch, self.step = 0, 0
         self.sums = [0.0, 0.0, 0.0]  # nll, rows x kl, rows: of the epoch under way
@@ -415,16 +474,57 @@ class _Run:
                     "in every row): there is nothing to learn. Check the target column."
                 )
 
+    def _compiled(self) -> Callable[..., Any]:
+        """The network through torch.compile, a function of its tensors: the drawn weights are others at each step."""
+        shell = self.model.mean()
+
+        def call(tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
+            return functional_call(shell, tensors, inputs)
+
+        compiled = torch.compile(call, dynamic=False)
+
+        def forward(net: nn.Module, *inputs: Tensor) -> Any:
+            shell.train(net.training)
+            with warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", "The .grad attribute of a Tensor"
+                )  # dynamo looks at it, of drawn weights
+                return compiled({**dict(net.named_parameters()), **dict(net.named_buffers())}, *inputs)
+
+        return forward
+
+    def _made_optimizer(self) -> torch.optim.Optimizer:
+        """Adam, with rates of their own for gates and spreads where that is asked for, or the caller's."""
+        options, named = self.options, [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("Every parameter of the model is frozen; set requires_grad on some, or do not fit.")
+        if options.optimizer is not None:
+            made = options.optimizer([p for _, p in named])
+            if not isinstance(made, torch.optim.Optimizer) or isinstance(made, torch.optim.LBFGS):
+                kind = type(made).__name__
+                raise TypeError(f"optimizer must make a torch optimizer that steps without a closure, got {kind}.")
+            return made
+        return torch.optim.Adam(rated(named, options), lr=options.lr, fused=True)
+
+    def _set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, the memory for the draws that it follows, and how the network runs."""
+        self.optimizer = optimizer
+        self.forward: Callable[..., Any] = self._compiled() if self.options.compile else _run
+        self.workspace = self.model.workspace(keep_gradients=self.options.samples == self.options.accumulate == 1)
+
     def _refuse_lonely_rows(self) -> None:
         """A batch norm cannot train on one row."""
-        source = self.source
-        if not isinstance(source, Arrays) or not (source.batch_size == 1 or len(source.y) % source.batch_size == 1):
+        source, n = self.source, self.source.rows
+        if isinstance(source, Loader) or n is None:
+            return
+        sizes = (min(n, source.batch_size), n % source.batch_size)
+        if not any(1 in self.ranks.shares(size) for size in sizes):
             return
         for path, m in self.model.net.named_modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm):
                 raise ValueError(
-                    f"With {len(source.y)} rows and batch_size={source.batch_size} a batch has one row, on which "
-                    f"layer '{path}' ({type(m).__name__}) cannot train; take another batch_size."
+                    f"With {n} rows and batch_size={source.batch_size} a batch, or a rank's share, has one row, on "
+                    f"which layer '{path}' ({type(m).__name__}) cannot train; take another batch_size."
                 )
 
     def _set_likelihood(self, outputs: Tensor) -> None:
@@ -433,6 +533,8 @@ class _Run:
             if model.noise is None or not (model.likelihood is not None and model.likelihood.learns):
                 if isinstance(self.source, Arrays):
                     start = self.source.y.double().std(0).clamp_min(1e-6).to(outputs.dtype)
+                elif isinstance(self.source, Streamed):
+                    start = self.source.spread.clamp_min(1e-6).to(outputs.dtype)
                 else:
                     start = torch.ones(outputs.shape[1:], dtype=outputs.dtype)
                 model.noise = Noise(start.to(self.device))
@@ -442,20 +544,30 @@ class _Run:
 
     # ---- training ------------------------------------------------------------------------------------------
 
+    def meet(self) -> None:
+        """Several ranks start from the same point, or say that they cannot."""
+        if self.ranks.count > 1:
+            setting = self.options.setting(self.source, self.model, self.optimizer)
+            given = [setting, self.options.epochs, self.workspace.fused is None]
+            self.ranks.same("model, data or arguments", given)
+            self.ranks.same_parameters(self.model)
+            self.ranks.same_randomness(self.source)
+            self.history.seed = self.ranks.from_first(lambda: self.history.seed)
+
     def train(self) -> None:
         options = self.options
         bar = tqdm(
             total=options.epochs,
             initial=self.epoch,
             unit="epoch",
-            disable=None if options.progress is None else not options.progress,
+            disable=True if not self.ranks.first else None if options.progress is None else not options.progress,
             leave=False,
             file=sys.stderr,
         )
         saved = time.monotonic()
-        with bar, _Signals(options.checkpoint is not None) as signals:
+        with bar, self.signals:
             while self.epoch < options.epochs and not self.finished:
-                self._train_epoch(signals)
+                self._train_epoch()
                 record = self._record()
                 self.history.records.append(record)
                 bar.set_postfix_str(
@@ -464,21 +576,29 @@ class _Run:
                 bar.update()
                 self.epoch, self.step, self.sums, self.epoch_seconds = self.epoch + 1, 0, [0.0, 0.0, 0.0], 0.0
                 said = None if options.callback is None else options.callback(self.model, record)
-                if isinstance(said, (bool, np.bool_)) and said:
+                if (
+                    self.compaction is not None
+                    and (cut := self.compaction.step(self.model, self.optimizer)) is not None
+                ):
+                    self._set_optimizer(cut)
+                stop = int(isinstance(said, (bool, np.bool_)) and bool(said))
+                stop, received = self.ranks.agree(stop, self.signals.received or 0)
+                if stop:
                     self.history.stopped, self.finished = "callback", True
                 elif self._converged():
                     self.history.stopped, self.finished = "converged", True
                 last = self.finished or self.epoch == options.epochs
-                if signals.received is not None:
-                    self._leave(signals.received)
+                if received:
+                    self._leave(received)
                 due = last or time.monotonic() - saved >= options.checkpoint_seconds
                 if options.checkpoint is not None and due:
                     self.save()
                     saved = time.monotonic()
-            if signals.received is not None:  # during the last save
-                self._leave(signals.received)
+            (received,) = self.ranks.agree(self.signals.received or 0)
+            if received:  # during the last save
+                self._leave(received)
 
-    def _train_epoch(self, signals: _Signals) -> None:
+    def _train_epoch(self) -> None:
         options = self.options
         self.model.train()
         if self.step == 0:  # gradients of a caller's own are no part of this fit
@@ -492,12 +612,16 @@ class _Run:
             self._step(tuple(x.to(self.device) for x in inputs), y.to(self.device), weight)
             self.step += 1
             self.epoch_seconds = time.perf_counter() - begun
-            if signals.received is not None:
-                self._leave(signals.received)
+            if self.ranks.count == 1:
+                self.received = self.signals.received
+            # a half-accumulated step is spread over the ranks and in no single file: they finish it first
+            if self.received is not None and (self.ranks.count == 1 or self.step % options.accumulate == 0):
+                self._leave(self.received)
         if self.step == 0:
             raise ValueError("The DataLoader gave no batch in this epoch; it must be possible to go through it again.")
         if self.step % options.accumulate:
             self._update()
+        self.ranks.same_buffers(self.model)
         self._stop_if_broken()
 
     def _stop_if_broken(self) -> None:
@@ -512,30 +636,25 @@ class _Run:
         generator's state at its start, and goes on with the state in which it stopped."""
         if self.step == 0:
             self.epoch_start = Randomness.now(self.source)
-            return iter(self.source.epoch())
+            return self.source.epoch()
         now = Randomness.now(self.source)
         self.epoch_start.put_back(self.source)
-        batches = iter(self.source.epoch())
-        for _ in range(self.step):
-            next(batches, None)
+        batches = self.source.epoch(self.step)
         now.put_back(self.source)
         return batches
 
     def _step(self, inputs: tuple[Tensor, ...], y: Tensor, weight: float) -> None:
         """Add the gradient of one batch; update the parameters once enough batches are in."""
         model, options, rows = self.model, self.options, len(y)
+        inputs, y = self.ranks.share(inputs, y)
         scale = 1.0 / (self.source.batch_size * options.samples * options.accumulate)
         for _ in range(options.samples):
             with model.drawn(self.workspace) as net:
-                outputs = self._outputs(net, inputs)
-                if options.amp:
-                    outputs = outputs.float()
-                if isinstance(self.source, Loader):
-                    y = self.likelihood.targets(y, outputs)
-                nll = self.likelihood.nll(outputs, y, model.noise)
+                nll = self._nll(net, inputs, y)
                 divergence = model.kl()
-                loss = nll * (weight * scale) + divergence * (rows / model.n * scale)
+                loss = nll * (weight * scale) + divergence * (rows / model.n * scale / self.ranks.count)
                 values = torch.stack([nll.detach(), divergence.detach()]).tolist()
+                values[0], self.received = self.ranks.total(values[0], self.signals.received)
                 if not all(map(math.isfinite, values)):
                     self._stop_at_nan(inputs, values)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -545,10 +664,21 @@ class _Run:
         if (self.step + 1) % options.accumulate == 0:
             self._update()
 
+    def _nll(self, net: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        """-log p of a batch's rows, of this rank's if there are several."""
+        if len(y) == 0:  # fewer rows than ranks
+            return torch.zeros((), dtype=self.model.kl().dtype, device=self.device)
+        outputs = self._outputs(net, inputs)
+        if self.options.amp:
+            outputs = outputs.float()
+        if not isinstance(self.source, Arrays):
+            y = self.likelihood.targets(y, outputs)
+        return self.likelihood.nll(outputs, y, self.model.noise)
+
     def _outputs(self, net: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp):
-                out: Tensor = net(*(x.clone() if self.copies else x for x in inputs))
+            with self.ranks.apart(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp):
+                out: Tensor = self.forward(net, *(x.clone() if self.copies else x for x in inputs))
         except (IndexError, ValueError, RuntimeError) as e:
             if isinstance(e, torch.OutOfMemoryError):
                 raise
@@ -560,8 +690,9 @@ class _Run:
         return out
 
     def _update(self) -> None:
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.ranks.sum_gradients(trained)
         if self.options.clip is not None:
-            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, self.options.clip)
         self.optimizer.step()
         self.model.zero_grad(set_to_none=True)
@@ -569,8 +700,11 @@ class _Run:
     def _record(self) -> Record:
         nll_sum, kl_sum, rows = self.sums
         nll, divergence = nll_sum / rows, kl_sum / rows
-        masks = masks_of(self.model)
-        now = self.probe(masks, edges_of(self.model))
+        masks = {path: mask.cpu() for path, mask in self.model.original_masks().items()}
+        seen = {path: mask[self.begun[path]] if path in self.begun else mask for path, mask in masks.items()}
+        now = self.probe(seen, edges_of(self.model))
+        if self.compaction is not None:
+            divergence += self.compaction.kl
         validation: dict[str, float] = {}
         if self.validation is not None:
             inputs, y = self.validation
@@ -584,7 +718,7 @@ class _Run:
             open={path: int(mask.sum()) for path, mask in masks.items()},
             flops=now.flops,
             flops_ratio=now.flops_ratio,
-            seconds=self.epoch_seconds,
+            seconds=self.ranks.agree(self.epoch_seconds)[0],
             lr=float(self.optimizer.param_groups[0]["lr"]),
             validation=validation,
         )
@@ -651,12 +785,14 @@ class _Run:
     def _leave(self, which: int) -> None:
         """Save, say so in one line, and end as the signal asks."""
         self.save()
+        self.ranks.wait()  # who ends first may bring a launcher to end the others, in their writing
         name = signal.Signals(which).name
-        print(
-            f"nodeslab: stopped by {name} in epoch {self.epoch + 1} of {self.options.epochs}; "
-            f"saved {self.options.checkpoint}. The same call goes on from there.",
-            file=sys.stderr,
-        )
+        if self.ranks.first:
+            print(
+                f"nodeslab: stopped by {name} in epoch {self.epoch + 1} of {self.options.epochs}; "
+                f"saved {self.options.checkpoint}. The same call goes on from there.",
+                file=sys.stderr,
+            )
         if which == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + which)
@@ -665,6 +801,8 @@ class _Run:
         """Write everything that the rest of the fit depends on."""
         assert self.options.checkpoint is not None
         self._stop_if_broken()  # rather than replace a good file
+        if not self.ranks.first:
+            return
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         optimizer = self.optimizer.state_dict()
         numbers: dict[str, Any] = {}
@@ -692,6 +830,7 @@ class _Run:
             "random": [self.epoch_start.python, now.python],
             "records": [asdict(r) for r in self.history.records],
             "optimizer": {"numbers": numbers, "groups": _groups(optimizer["param_groups"])},
+            "compaction": None if self.compaction is None else self.compaction.state(self.model),
         }
         names = {name: t.clone() for name, t in tensors.items()}  # shared tensors are written twice: no aliases
         sealed.write(self.options.checkpoint, "checkpoint", meta, names, keep_previous=True)
@@ -701,9 +840,7 @@ class _Run:
         file = self.options.checkpoint
         if file is None:
             return
-        if not file.parent.is_dir():
-            raise ValueError(f"Cannot write {file}: the folder {file.parent} does not exist; make it first.")
-        found = _newest(file)
+        found = self.ranks.from_first(lambda: _newest(file))
         if found is None:
             return
         meta, tensors = found
@@ -715,7 +852,11 @@ class _Run:
         self._restore(meta, tensors)
 
     def _restore(self, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.model.load_state_dict({k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")})
+        found = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
+        if self.compaction is not None:
+            self.compaction.restore(self.model, meta["compaction"], found)
+            self._set_optimizer(self._made_optimizer())
+        self.model.load_state_dict(found)
         state: dict[int, dict[str, Any]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer/"):
@@ -745,6 +886,8 @@ class _Run:
 
 def _newest(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """The newest whole generation of a checkpoint; None when there is none yet."""
+    if not file.parent.is_dir():
+        raise ValueError(f"Cannot write {file}: the folder {file.parent} does not exist; make it first.")
     generations = [path for path in (file, sealed.previous_of(file)) if path.exists()]
     for i, path in enumerate(generations):
         try:
@@ -771,28 +914,8 @@ def _groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def single_steps(model: Bayesian, batch: tuple[Tensor, Tensor], likelihood: Likelihood) -> Callable[[], object]:
     """The step that `fit` takes, on the same batch at each call: for measuring it."""
     X, y = batch
-    options = _Options(
-        likelihood=likelihood,
-        epochs=1,
-        batch_size=len(y),
-        lr=1e-3,
-        seed=None,
-        samples=1,
-        epsilon=None,
-        window=10,
-        lr_schedule=None,
-        likelihood_schedule=None,
-        validation_draws=1,
-        checkpoint=None,
-        checkpoint_seconds=0.0,
-        callback=None,
-        optimizer=None,
-        accumulate=1,
-        clip=None,
-        amp=False,
-        progress=False,
-    )
+    options = _Options(likelihood, batch_size=len(y), progress=False)
     source = Arrays((X,), y, len(y))
     source.rows = model.n
-    run = _Run(model, source, options, None)
+    run = _Run(model, source, options, None, Ranks(0, 1, X.device))
     return lambda: run._step((X,), source.y, 1.0)
