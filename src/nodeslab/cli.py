@@ -79,6 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     fitted.add_argument("--out", type=Path, default=Path("fit"), metavar="DIR", help="folder to write (default: fit)")
     fitted.add_argument("--json", action="store_true", help="print JSON")
 
+    again = commands.add_parser("reproduce", help="run the paper's experiments; what has its record is not run again")
+    again.add_argument("names", nargs="+", metavar="NAME", help="sim1, sim2, uci, mlp, lenet, widths, or uci/concrete")
+    again.add_argument("--quick", action="store_true", help="small versions, to see that all of it works")
+    again.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    again.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+    again.add_argument("--seeds", type=int, metavar="N", help="how many seeds or splits (default: each row's own)")
+    again.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one for each core)")
+
+    report = commands.add_parser("report", help="tables, figures and a page of what reproduce has recorded")
+    report.add_argument("--records", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    report.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="default: report")
+
     bench = commands.add_parser("bench", help="measure speed, and hold it to its bars")
     benches = bench.add_subparsers(dest="what", required=True, metavar="NAME")
     for what, help_ in (
@@ -295,6 +307,26 @@ def _fit(args: argparse.Namespace) -> None:
     fit_file(args.file, args.target, args.out, choices, args.json)
 
 
+def _reproduce(args: argparse.Namespace) -> None:
+    from nodeslab.checks import whole
+    from nodeslab.paper.running import reproduce
+
+    for name in ("seeds", "workers"):
+        if getattr(args, name) is not None:
+            whole(f"--{name}", getattr(args, name))
+    outcomes = reproduce(
+        args.names, args.out, quick=args.quick, device=args.device, seeds=args.seeds, workers=args.workers
+    )
+    for outcome in outcomes:
+        print(outcome, flush=True)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from nodeslab.paper.reporting import report
+
+    print("\n".join([*report(args.records, args.out), f"wrote {args.out / 'index.html'}"]))
+
+
 def _demo(args: argparse.Namespace) -> None:
     if (args.out.exists() and not args.out.is_dir()) or any(p.is_file() for p in args.out.parents):
         raise ValueError(f"--out {args.out} is not a folder, and cannot become one.")
@@ -311,6 +343,8 @@ COMMANDS = {
     "export": _export,
     "data": _data,
     "fit": _fit,
+    "reproduce": _reproduce,
+    "report": _report,
     "bench": _bench,
 }
 

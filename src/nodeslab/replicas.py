@@ -7,20 +7,23 @@ its draws are made, from its own generator. The compiled kernel draws all of the
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from tqdm import tqdm
 
 from nodeslab.fused import point_gate
-from nodeslab.kernel import Kernel, LayerStruct, kernel
+from nodeslab.kernel import Kernel, LayerStruct, TensorStruct, kernel
 from nodeslab.likelihoods import LOG_2PI, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian
 from nodeslab.parallel import Ranks
@@ -36,10 +39,8 @@ class _Draws(torch.autograd.Function):
     """The weights of all replicas and the sum of their KL, as `fused._FusedDraw` has them for one."""
 
     @staticmethod
-    def forward(ctx: Any, stack: _Stack, seeds: list[int], *inputs: Tensor) -> tuple[Tensor, ...]:
-        per = len(stack.layers) // len(seeds)
-        for k, layer in enumerate(stack.layers):
-            layer.seed = seeds[k // per]
+    def forward(ctx: Any, stack: _Stack, seeds: NDArray[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+        stack.seeds[:] = seeds[:, None]
         total = stack.kernel.draw(stack.layers, stack.count)
         ctx.stack = stack
         ctx.save_for_backward(*inputs)
@@ -50,9 +51,8 @@ class _Draws(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         stack: _Stack = ctx.stack
         read = [grad.contiguous() for grad in grads[1:]]
-        for parts, grad in zip(stack.parts, read, strict=True):
-            for part, each in zip(parts, grad, strict=True):
-                part.grad = each.data_ptr()
+        for pointers, grad in zip(stack.grads, read, strict=True):
+            pointers[:] = grad.data_ptr() + stack.order * (4 * grad[0].numel())
         stack.kernel.back(stack.layers, float(grads[0]), stack.count)
         del read  # alive until here
         return None, None, *(t.detach() for t in stack.gradients)
@@ -75,7 +75,9 @@ class _Stack:
         self.gradients: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.names: list[str] = []  # of the weights, in the network
-        self.parts: list[list[Any]] = []  # of each weight: its struct in each replica
+        self.grads: list[NDArray[Any]] = []  # of each weight: where its structs say where the gradients are
+        self.order = np.arange(len(models))
+        self.seeds, self.totals = self._column("seed", np.uint64), self._column("total", np.float64)
         self.count = 0
         self._kept: list[Tensor] = []
         per = len(models[0].posteriors)
@@ -98,13 +100,24 @@ class _Stack:
                 self.weights.append(torch.empty_like(mean, requires_grad=False))
                 for part, each in zip(parts, self.weights[-1], strict=True):
                     part.weight = each.data_ptr()
-                self.parts.append(parts)
+                offset = LayerStruct.part.offset + k * ctypes.sizeof(TensorStruct) + TensorStruct.grad.offset
+                self.grads.append(self._at(offset, np.uint64)[:, i])
                 self.count += mean.numel()
             gate = posterior.switches().get("node")
             if gate is not None:
                 for layer, model in zip(structs, models, strict=True):
                     point_gate(layer, list(model._posteriors())[i].switches()["node"])
                 self._point(structs, "logit", self.parameters[f"posteriors.{i}.gates.node.logit"])
+
+    def _column(self, name: str, kind: Any) -> NDArray[Any]:
+        """A field of all structs, (replicas, layers), to be read and written at once."""
+        return self._at(getattr(LayerStruct, name).offset, kind)
+
+    def _at(self, offset: int, kind: Any) -> NDArray[Any]:
+        size, per = ctypes.sizeof(LayerStruct), len(self.models[0].posteriors)
+        shape = (len(self.models), per)
+        view: NDArray[Any] = np.ndarray(shape, kind, memoryview(self.layers), offset, (size * per, size))
+        return view
 
     def _memory(self, numbers: int) -> int:
         self._kept.append(torch.empty(numbers))
@@ -119,16 +132,14 @@ class _Stack:
             setattr(struct, name, value.data_ptr())
             setattr(struct, "d_" + name, room.data_ptr())
 
-    def draw(self, generators: Sequence[torch.Generator]) -> tuple[dict[str, Tensor], Tensor]:
-        """A draw of every replica's weights, by name and stacked, and the sum of the KL."""
-        seeds = [int(torch.randint(2**62, (), generator=g)) for g in generators]
+    def draw(self, seeds: NDArray[Any]) -> tuple[dict[str, Tensor], Tensor]:
+        """A draw of every replica's weights from its seed, by name and stacked, and the sum of the KL."""
         total, *drawn = _Draws.apply(self, seeds, *self.inputs)  # type: ignore[no-untyped-call]
         return dict(zip(self.names, drawn, strict=True)), total
 
     def kl(self) -> list[float]:
         """The KL of each replica, of the last draw."""
-        per = len(self.layers) // len(self.models)
-        return [sum(self.layers[r * per + i].total for i in range(per)) for r in range(len(self.models))]
+        return [float(v) for v in self.totals.sum(1)]
 
     def release(self) -> None:
         """Every model's parameters in memory of their own again."""
@@ -307,16 +318,19 @@ def _optimizer(
     return made
 
 
-def _losses(likelihood: Likelihood, out: Tensor, y: Tensor, log_sigma: Tensor | None) -> Tensor:
-    """-log p of each replica's rows."""
+def _losses(likelihood: Likelihood, out: Tensor, y: Tensor, log_sigma: Tensor | None) -> tuple[Tensor, Tensor]:
+    """-log p of all rows up to a constant, with gradients, and -log p of each replica's."""
     if isinstance(likelihood, Gaussian) and not isinstance(likelihood.sigma, str):
-        squares = (out - y).square().flatten(1).sum(1)
-        return squares * (0.5 / likelihood.sigma**2) + y[0].numel() * (math.log(likelihood.sigma) + 0.5 * LOG_2PI)
+        gap, scale = out - y, 0.5 / likelihood.sigma**2
+        constant = y[0].numel() * (math.log(likelihood.sigma) + 0.5 * LOG_2PI)
+        flat = gap.reshape(-1)
+        return torch.dot(flat, flat) * scale, gap.detach().square().flatten(1).sum(1) * scale + constant
 
     def nll(one: Tensor, target: Tensor, sigma: Tensor | None) -> Tensor:
         return likelihood.nll(one, target, None if sigma is None else _Sigma(sigma))
 
-    return vmap(nll, in_dims=(0, 0, None if log_sigma is None else 0))(out, y, log_sigma)
+    each = vmap(nll, in_dims=(0, 0, None if log_sigma is None else 0))(out, y, log_sigma)
+    return each.sum(), each.detach()
 
 
 def _through(chain: list[tuple[str, nn.Module]], weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -343,6 +357,8 @@ def _epoch(
     options, net, n = runs[0].options, runs[0].model.net, runs[0].model.n
     rows = y.shape[1]
     orders = torch.stack([torch.randperm(rows, generator=g) for g in generators])
+    steps = -(-rows // options.batch_size)  # as many numbers at once are as many numbers one by one
+    seeds = torch.stack([torch.randint(2**62, (steps,), generator=g) for g in generators]).numpy()
     each = torch.arange(len(runs))[:, None]
     inputs, y = tuple(x[each, orders] for x in inputs), y[each, orders]
     log_sigma = stack.parameters.get("noise.log_sigma")
@@ -362,11 +378,11 @@ def _epoch(
     try:
         for i in range(0, rows, options.batch_size):
             xs, ys = tuple(x[:, i : i + options.batch_size] for x in inputs), y[:, i : i + options.batch_size]
-            weights, total = stack.draw(generators)
+            weights, total = stack.draw(seeds[:, i // options.batch_size])
             out = vmap(call)(weights, *xs) if chain is None else _through(chain, weights, xs[0])
-            losses = _losses(runs[0].likelihood, out, ys, log_sigma)
+            together, losses = _losses(runs[0].likelihood, out, ys, log_sigma)
             count = ys.shape[1]
-            loss = (losses.sum() * weight + total * (count / n)) / options.batch_size
+            loss = together * (weight / options.batch_size) + total * (count / n / options.batch_size)
             values, divergences = losses.tolist(), stack.kl()
             for k, (value, divergence) in enumerate(zip(values, divergences, strict=True)):
                 if not (math.isfinite(value) and math.isfinite(divergence)):

@@ -509,6 +509,8 @@ class _Run:
     def _set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer, the memory for the draws that it follows, and how the network runs."""
         self.optimizer = optimizer
+        self.parameters = list(self.model.parameters())
+        self.trained = [p for group in optimizer.param_groups for p in group["params"]]
         self.forward: Callable[..., Any] = self._compiled() if self.options.compile else _run
         self.workspace = self.model.workspace(keep_gradients=self.options.samples == self.options.accumulate == 1)
 
@@ -690,12 +692,12 @@ class _Run:
         return out
 
     def _update(self) -> None:
-        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.ranks.sum_gradients(trained)
+        self.ranks.sum_gradients(self.trained)
         if self.options.clip is not None:
-            torch.nn.utils.clip_grad_norm_(trained, self.options.clip)
+            torch.nn.utils.clip_grad_norm_(self.trained, self.options.clip)
         self.optimizer.step()
-        self.model.zero_grad(set_to_none=True)
+        for p in self.parameters:
+            p.grad = None
 
     def _record(self) -> Record:
         nll_sum, kl_sum, rows = self.sums

@@ -41,8 +41,10 @@ def cache() -> Path:
 def locate(path: str) -> Path | None:
     """A file of this path in NODESLAB_DATA or the cache, or None."""
     named = folder()
-    places = [cache()] if named is None else [named, cache()]
-    return next((place / path for place in places if (place / path).is_file()), None)
+    if named is not None and (named / path).is_file():
+        return named / path
+    kept = cache() / path
+    return kept if kept.is_file() else None
 
 
 def fetch_file(file: File, base: str | None = None, to: Path | None = None) -> Path:
