@@ -163,3 +163,61 @@ def test_refusals() -> None:
         ns.Compact(below=2.0)
     with pytest.raises(ValueError, match="gate_rate and spread_rate are for the default Adam"):
         ns.fit(_model(), (X, Y), epochs=1, gate_rate=2.0, optimizer=torch.optim.SGD, **QUIET)
+
+
+class Trains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 12), nn.Linear(12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.sigmoid(self.a(x))
+        return self.b(2 * h if self.training else h)
+
+
+class Wide(Trains):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(h / h.shape[1])
+
+
+class Numbered(Trains):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)).view(-1, 12))
+
+
+@pytest.mark.parametrize("net", [Trains(), Wide(), Numbered()])
+@pytest.mark.filterwarnings("ignore:compact. no node is cut out")
+def test_a_cut_that_would_change_the_fit_is_not_made(net: nn.Module) -> None:
+    records = []
+    for compact in (False, ns.Compact(epochs=1)):
+        model = ns.bayesian(net, ns.Normal(1.0, rho=-60.0) * ns.Node(), n=60)
+        model.set_nodes({"a": MASK})
+        records.append(ns.fit(model, (X, Y), epochs=4, seed=0, compact=compact, **QUIET).column("nll"))
+        assert model.posteriors[0].geometry.nodes == 12
+    assert records[0] == records[1]
+
+
+def test_what_a_batch_norm_normalises_stays() -> None:
+    """In training a closed node gives the norm's shift, with its running averages another number."""
+    records = []
+    for compact in (False, ns.Compact(epochs=1)):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Linear(4, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 1)
+        )
+        nn.init.normal_(net[1].bias)
+        model = ns.bayesian(net, ns.Normal(1.0, rho=-60.0) * ns.Node(), n=60)
+        model.set_nodes({"0": MASK, "3": torch.arange(9) < 4})
+        records.append(ns.fit(model, (X, Y), epochs=4, seed=0, compact=compact, **QUIET).column("nll"))
+    assert [p.geometry.nodes for p in model.posteriors] == [12, 4, 1]
+    assert records[0] == pytest.approx(records[1], rel=1e-4)
+
+
+def test_the_same_object_again_is_told_to_be_built_anew(tmp_path: Path) -> None:
+    model = _model()
+    model.set_nodes({"0": MASK, "2": [True] * 8})
+    settings = {**QUIET, "epochs": 2, "seed": 0, "compact": ns.Compact(epochs=1), "checkpoint": tmp_path / "c"}
+    ns.fit(model, (X, Y), **settings)
+    with pytest.raises(ValueError, match=r"cut out in training already.*build it anew"):
+        ns.fit(model, (X, Y), **settings)

@@ -90,3 +90,61 @@ def test_nothing_is_computed_for_closed_nodes() -> None:
                 sizes = [len(s[0]) for s in steps if isinstance(s, tuple)][:-1]
             assert max(sizes) == 2
             assert torch.allclose(small(x), net(x), rtol=0, atol=1e-5)
+
+
+def test_an_activation_twice_and_a_layer_twice() -> None:
+    act, shared = nn.Tanh(), nn.Linear(6, 6)
+    for net in (
+        nn.Sequential(nn.Linear(5, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 2)),
+        nn.Sequential(nn.Linear(5, 6), nn.Tanh(), shared, nn.Tanh(), shared, nn.Linear(6, 2)),
+    ):
+        _as_by_hand(ns.bayesian(net, ns.Normal(1.0) * ns.Node(start=0.6), n=10).double(), torch.randn(7, 5).double())
+
+
+def _as_by_hand(model: ns.Bayesian, x: Tensor) -> None:
+    """predict against a loop over draws, which take the same numbers from the generator."""
+    fast = ns.predict(model, x, draws=4, seed=3)
+    torch.manual_seed(3)
+    model.eval()
+    with torch.no_grad():
+        by_hand = torch.stack([model(x) for _ in range(4)])
+    assert torch.allclose(fast.draws, by_hand, rtol=0, atol=1e-12)
+
+
+class Noisy(nn.Module):
+    """Takes random numbers of its own, so that the draws are not those that were looked at before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 20), nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x + 0.0 * torch.randn_like(x))))
+
+
+class Wide(nn.Module):
+    """A width in the formula: a cut would change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 20), nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(h / h.shape[1] ** 0.5)
+
+
+class Numbered(Wide):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)).view(-1, 20))
+
+
+@pytest.mark.parametrize("net", [Noisy(), Wide(), Numbered()])
+def test_a_cut_that_would_be_wrong_is_not_made(net: nn.Module) -> None:
+    _as_by_hand(ns.bayesian(net, ns.Normal(1.0) * ns.Node(start=0.1), n=10).double(), torch.randn(7, 5).double())
+
+
+def test_hooks_of_the_callers_own_run() -> None:
+    net = nn.Sequential(nn.Linear(5, 20), nn.Tanh(), nn.Linear(20, 2))
+    net[1].register_forward_hook(lambda m, args, out: out * 2.0)
+    _as_by_hand(ns.bayesian(net, ns.Normal(1.0) * ns.Node(start=0.3), n=10).double(), torch.randn(7, 5).double())

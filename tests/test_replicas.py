@@ -114,3 +114,63 @@ def test_refusals() -> None:
         next(bad.net.parameters()).fill_(float("inf"))
     with pytest.raises(FloatingPointError, match=r"epoch 1: the \w+ of a replica \(seed 5\) is not finite. Layer '0'"):
         ns.fit_replicas([_model(2, ns.ssig()), bad], [(X, y)] * 2, likelihood=ns.Gaussian(1.0), seeds=[4, 5], epochs=2)
+
+
+class Random(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 9), nn.Linear(9, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(nn.functional.dropout(torch.tanh(self.a(x)), 0.2, self.training))
+
+
+def _shared() -> nn.Module:
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(4, 9), act, nn.Linear(9, 6), act, nn.Linear(6, 1))
+
+
+def _hooked() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+    net[1].register_forward_pre_hook(lambda m, args: (2.0 * args[0],))
+    return net
+
+
+def _last() -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 1))
+    return net.to(memory_format=torch.channels_last)
+
+
+class Image(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x.reshape(-1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("make", [Random, _shared, _hooked, lambda: Image(_last())])
+def test_networks_of_all_kinds(make: Any) -> None:
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(ns.bayesian(make(), ns.ssig(), n=50).eval())
+    alone = copy.deepcopy(models)
+    data = [_data(50), _data(50)]
+    settings: dict[str, Any] = {"likelihood": ns.Gaussian(0.5), "epochs": 4, "batch_size": 20, "lr": 5e-3, **QUIET}
+    with torch.no_grad():
+        ns.fit_replicas(models, data, seeds=[1, 2], **settings)
+    for model, lone, pair, seed in zip(models, alone, data, (1, 2), strict=True):
+        ns.fit(lone, pair, seed=seed, **settings)
+        assert not model.training
+        for a, b in zip(model.parameters(), lone.parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-4)
+
+
+def test_parameters_that_break_in_the_last_step_are_noticed() -> None:
+    with pytest.raises(FloatingPointError, match="not finite"):
+        ns.fit_replicas(
+            [_model(0, ns.ssig()), _model(1, ns.ssig())], [_data(50)] * 2,
+            likelihood=ns.Gaussian(1.0), epochs=1, batch_size=50, lr=3e38, seeds=[1, 2], **QUIET,
+        )  # fmt: skip

@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no file": (lambda f, X, y: [f / "none.csv", "--target", "y"], "There is no file"),
     "another ending": (lambda f, X, y: [__file__, "--target", "y"], "must be a .csv, .parquet or .npz file, got .py"),
     "twice": (lambda f, X, y: [_csv(f / "t.csv", X, y, ("a", "price", "c")), "--target", "price"], "2 columns called"),
-    "gap": (lambda f, X, y: [_csv(f / "t.csv", _with(X, 9, 1, np.nan), y), "--target", "price"], "'b' holds nan in"),
+    "gap": (lambda f, X, y: [_csv(f / "t.csv", _with(X, 9, 1, np.nan), y), "--target", "price"], "'b' of"),
     "constant": (lambda f, X, y: [_csv(f / "t.csv", X * [1, 0, 1], y), "--target", "price"], "'b' is constant (0 in"),
     "halves": (
         lambda f, X, y: [_csv(f / "t.csv", X, y), "--target", "price", "--task", "classification"],

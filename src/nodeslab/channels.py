@@ -136,11 +136,13 @@ def _call_name(node: torch.fx.Node) -> str:
 class Probe(torch.fx.Interpreter):
     """Runs the graph on NaN and ties tags as it goes."""
 
-    def __init__(self, module: torch.fx.GraphModule, closed: Mapping[str, Tensor], random: bool) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, closed: Mapping[str, Tensor], random: bool, training: bool = False
+    ) -> None:
         """closed: which nodes are, for each layer. random: weights have a posterior, so that no open node is constant;
-        without one, a node whose inputs are all constant is so too."""
+        without one, a node whose inputs are all constant is so too. training: the network trains on."""
         super().__init__(module)
-        self.closed, self.random = closed, random
+        self.closed, self.random, self.training = closed, random, training
         self.tags = Tags()
         self.rows: dict[str, list[int]] = {}
         self.columns: dict[str, list[int]] = {}
@@ -221,6 +223,8 @@ class Probe(torch.fx.Interpreter):
             if module._parameters.get("weight") is None:
                 return self._refuse(values, out, f"'{path}' ({kind}), whose weight is parametrised")
             return self._layer(path, module, x, out)
+        if self.training and isinstance(module, NORMS) and module.running_mean is not None:
+            return self._refuse(values, out, f"'{path}' ({kind}), which normalises by the batch in training")
         if isinstance(module, NORMS) and x.axis == 1:
             tags = self.sliced.setdefault(path, x.tags)
             self._tie(tags, x.tags)
@@ -330,16 +334,17 @@ class Probe(torch.fx.Interpreter):
 
     def _reshaped(self, n: torch.fx.Node, x: _Value, out: Tensor, name: str) -> _Value:
         """(N, C, ...) to (N, C ...): each channel becomes a run of columns. Sizes must not be written as numbers."""
-        if out.shape == x.data.shape:
-            return _Value(out, x.axis, x.tags)
         rest = math.prod(x.data.shape[2:])
         flat = out.dim() == 2 and x.axis == 1 and out.shape[0] == x.data.shape[0] and out.shape[1] == len(x.tags) * rest
         sizes: list[Any] = [a for a in n.args[1:] if not isinstance(a, torch.fx.Node)] if n.op == "call_method" else []
         if n.op == "call_function" and _call_name(n) == "reshape":
             sizes = [a for s in n.args[1:] for a in (s if isinstance(s, (tuple, list)) else [s])]
         sizes = [a for s in sizes for a in (s if isinstance(s, (tuple, list)) else [s])]
-        if flat and name in ("view", "reshape") and any(isinstance(a, int) and a == out.shape[1] for a in sizes):
-            return self._refuse([x], out, f"{name} to a size written as a number ({out.shape[1]})")
+        numbers = {a for a in sizes if isinstance(a, int)} if name in ("view", "reshape") else set()
+        if out.shape == x.data.shape and len(x.tags) not in numbers:
+            return _Value(out, x.axis, x.tags)
+        if numbers & {len(x.tags), out.shape[-1] if flat else len(x.tags)}:
+            return self._refuse([x], out, f"{name} to a size written as a number")
         if not flat:
             return self._refuse([x], out, f"{name} that moves channels")
         return _Value(out, 1, [t for t in x.tags for _ in range(rest)])

@@ -355,6 +355,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = COMMANDS[args.command]
     try:
         run(args)
+    except KeyboardInterrupt:
+        print(f"nodeslab {args.command}: stopped.", file=sys.stderr)
+        return 130
     except (ValueError, TypeError, OSError, ArithmeticError) as e:
         print(f"nodeslab {args.command}: {e}", file=sys.stderr)
         return 1

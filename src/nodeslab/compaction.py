@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nodeslab.channels import flat
 from nodeslab.checks import probability, whole
-from nodeslab.model import Bayesian
+from nodeslab.model import Bayesian, cuda_devices
 from nodeslab.posterior import Posterior
-from nodeslab.shrinking import carry_optimizer, cut_bayesian, shrink_plan, sizes_of, take_sizes
+from nodeslab.shrinking import ShrinkPlan, carry_optimizer, check_cut, cut_bayesian, planned, sizes_of, take_sizes
 
 __all__ = ["Compact", "Compaction"]
 
@@ -64,8 +65,10 @@ class Compaction:
             )
         #: how many epochs in a row each node has been as good as closed
         self.quiet: dict[str, Tensor] = {p.path: torch.zeros(p.geometry.nodes, dtype=torch.long) for p in gated}
+        self.able = True  # until a cut would change what the network computes
         self.kl = 0.0  # -log(1 - lambda) of each gate that was cut out: KL(Ber(0) || Ber(lambda))
-        self._plan(model, {p.path: torch.ones(p.geometry.nodes, dtype=torch.bool) for p in gated})  # or its refusal now
+        with torch.random.fork_rng(devices=cuda_devices()):  # a forward without a graph is refused now
+            self._plan(model, {p.path: torch.ones(p.geometry.nodes, dtype=torch.bool) for p in gated})
 
     @staticmethod
     def _gated(model: Bayesian) -> Any:
@@ -74,10 +77,15 @@ class Compaction:
     def _plan(self, model: Bayesian, stay: dict[str, Tensor]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a layer in which no node stays: one is kept
-            return shrink_plan(model, self.example, stay, bayesian=True)
+            return planned(model, self.example, stay, bayesian=True, training=True)
 
     def step(self, model: Bayesian, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
-        """At the end of an epoch: count, and cut `model` in place where it is worth it; then the new optimizer."""
+        """At the end of an epoch: count, and cut `model` in place where it is worth it; then the new optimizer.
+
+        The model takes over the parts of the cut one: `model.net` and `model.posteriors` are other objects then.
+        """
+        if not self.able:
+            return None
         stay: dict[str, Tensor] = {}
         worth = False
         for posterior in self._gated(model):
@@ -90,10 +98,25 @@ class Compaction:
             worth |= gone > max(1, WORTH * len(quiet))  # one may be kept because a layer cannot have none
         if not worth:
             return None
+        with torch.random.fork_rng(devices=cuda_devices()):  # a forward's own randomness goes on as it would
+            return self._cut(model, optimizer, stay)
+
+    def _cut(
+        self, model: Bayesian, optimizer: torch.optim.Optimizer, stay: dict[str, Tensor]
+    ) -> torch.optim.Optimizer | None:
         plan = self._plan(model, stay)
         if all(len(plan.keep[path]) == len(mask) for path, mask in stay.items() if path in plan.keep):
             return None
         slim = cut_bayesian(model, plan)
+        try:
+            check_cut(model, plan, self.example, stay)
+            _check_training(model, slim, plan, self.example)
+        except ValueError as e:
+            self.able = False
+            warnings.warn(
+                f"compact: no node is cut out, since the smaller network would not be the same: {e}", stacklevel=4
+            )
+            return None
         carried = carry_optimizer(optimizer, model, slim, plan)
         for posterior in self._gated(model):
             path = posterior.path
@@ -124,6 +147,42 @@ class Compaction:
         names = {name.removeprefix("net.") for name in tensors if name.startswith("net.")}
         take_sizes(model.net, state["sizes"], names)
         resize(list(model._posteriors()), model, tensors)
+
+
+def _check_training(model: Bayesian, slim: Bayesian, plan: ShrinkPlan, example: tuple[Tensor, ...]) -> None:
+    """Both at their means in training mode, dropout aside: a forward may do other things there than the graph says."""
+    device = next(model.parameters()).device
+    kept = {path: shut[plan.keep[path]] for path, shut in plan.closed.items() if path in plan.keep}
+    nets = [model.open_mean(plan.closed), slim.open_mean(kept)]
+    outs = []
+    for net in nets:
+        net.train()
+        for m in net.modules():
+            if isinstance(m, nn.modules.dropout._DropoutNd):
+                m.eval()
+        with torch.no_grad():
+            torch.manual_seed(0)
+            try:
+                outs.append(
+                    [t for t in flat(net(*(x.to(device) for x in typed(model, example)))) if isinstance(t, Tensor)]
+                )
+            except Exception as e:  # the user's own forward: anything may come out
+                raise ValueError(f"in training mode its forward cannot run with fewer nodes ({e}).") from e
+    with torch.no_grad():
+        torch.manual_seed(1)
+        again = [t for t in flat(nets[0](*(x.to(device) for x in typed(model, example)))) if isinstance(t, Tensor)]
+    for a, b, other in zip(*outs, again, strict=True):
+        if not torch.equal(a, other):
+            continue  # random by itself
+        scale = max(1.0, float(a.abs().max())) * 1e3 * torch.finfo(a.dtype).eps
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=scale):
+            raise ValueError("in training mode its forward does not answer as the whole network's.")
+
+
+def typed(model: Bayesian, example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The example in the model's type."""
+    dtype = next(model.posteriors.parameters()).dtype
+    return tuple(x.to(dtype) if x.is_floating_point() else x.clone() for x in example)
 
 
 def take_origin(model: Bayesian, origin: dict[str, Any]) -> None:

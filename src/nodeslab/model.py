@@ -78,6 +78,11 @@ def _network_must_be_drawn(path: str, net: nn.Module, inputs: tuple[Any, ...]) -
     _must_be_drawn(path, net.get_submodule(path), inputs)
 
 
+def cuda_devices() -> list[int]:
+    """The devices whose generators `torch.manual_seed` would touch."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
 def copy_network(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy, also of a network whose forward has stored tensors that carry a graph."""
     stored = [v for m in net.modules() for v in m.__dict__.values() if isinstance(v, Tensor) and not v.is_leaf]
@@ -308,6 +313,23 @@ class Bayesian(nn.Module):
             with torch.no_grad():
                 for name, value in posterior.center(mean).items():
                     getattr(layer, name).copy_(value)
+        return net
+
+    def open_mean(self, closed: Mapping[str, Tensor]) -> nn.Module:
+        """A plain network at the slabs' means, whatever the gates, but for these closed nodes, which are at zero."""
+        net = self.mean()
+        with torch.no_grad():
+            for posterior, mean in zip(self._posteriors(), self._means(), strict=True):
+                layer = net.get_submodule(posterior.path)
+                for name, value in mean.items():
+                    kept = (
+                        value
+                        if posterior.path not in closed
+                        else torch.where(
+                            posterior.geometry.along(closed[posterior.path].to(value.device), value), 0.0, value
+                        )
+                    )
+                    getattr(layer, name).copy_(kept)
         return net
 
     def moments(self) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:

@@ -202,6 +202,12 @@ class Ranks:
             dist.all_reduce(mine, op=dist.ReduceOp.MAX)
         return [type(v)(m) for v, m in zip(values, mine.tolist(), strict=True)]
 
+    def leave(self) -> None:
+        """Take the group apart, when the work is done: a process that ends without it may be aborted by its peers."""
+        if self.count > 1 and dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
     def wait(self) -> None:
         """Until all ranks are here, such as after rank 0 has written."""
         self.agree(0.0)

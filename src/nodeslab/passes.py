@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nodeslab.channels import ELEMENTWISE
-from nodeslab.model import Bayesian, copy_network, is_guard
-from nodeslab.shrinking import ShrinkPlan, cut_plain, shrink_plan
+from nodeslab.model import Bayesian, copy_network, cuda_devices, is_guard
+from nodeslab.shrinking import ShrinkPlan, check_cut, cut_plain, shrink_plan
 
 __all__ = ["chain_of", "passes"]
 
@@ -28,12 +28,20 @@ Pass = Callable[..., Any]
 
 
 def chain_of(net: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """The layers of a network that is linear layers and activations one after the other, or None."""
+    """The layers of a network that is linear layers and activations one after the other, or None.
+
+    An activation may stand in it twice, a layer not; a hook of the caller's own must run, so it ends the chain.
+    """
     if type(net) is not nn.Sequential:
         return None
-    parts = list(net.named_children())
+    parts = [(name, m) for name, m in net._modules.items() if m is not None]  # with those that stand in it twice
+    linear = [m for _, m in parts if isinstance(m, nn.Linear)]
     known = all(type(m) is nn.Linear or (isinstance(m, ELEMENTWISE) and not list(m.parameters())) for _, m in parts)
-    return parts if known else None
+    hooked = any(
+        m._forward_hooks or m._backward_hooks or any(not is_guard(h) for h in m._forward_pre_hooks.values())
+        for m in net.modules()
+    )
+    return parts if known and linear and len({id(m) for m in linear}) == len(linear) and not hooked else None
 
 
 def passes(model: Bayesian, inputs: tuple[Tensor, ...], draws: int) -> Callable[[nn.Module], Pass]:
@@ -43,7 +51,10 @@ def passes(model: Bayesian, inputs: tuple[Tensor, ...], draws: int) -> Callable[
     if chain_of(model.net) is not None and inputs[0].dim() == 2:
         return _chain_pass
     plan = _plan(model, inputs, draws)
-    return (lambda net: net) if plan is None else (lambda net: _cut(net, plan))
+    if plan is None:
+        return lambda net: net
+    # a forward that draws numbers of its own makes other draws than those that the plan was made for
+    return lambda net: _cut(net, plan) if _covers(plan, _open_nodes(model)) else net
 
 
 def _chain_pass(net: nn.Module) -> Pass:
@@ -90,26 +101,42 @@ def _chain_pass(net: nn.Module) -> Pass:
     return run
 
 
+def _open_nodes(model: Bayesian) -> dict[str, Tensor]:
+    """{path: which nodes are open} in the draw that is held."""
+    open_ = {}
+    for posterior, layer in zip(model._posteriors(), model._layers, strict=True):
+        if posterior.selects:
+            weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+            assert weight is not None
+            some = (posterior.geometry.rows(weight) != 0).any(1)
+            open_[posterior.path] = (some if bias is None else some | (bias != 0)).cpu()
+    return open_
+
+
+def _covers(plan: ShrinkPlan, open_: dict[str, Tensor]) -> bool:
+    """True where the plan takes no node for closed that is open."""
+    return not any(bool((plan.closed[path] & mask).any()) for path, mask in open_.items() if path in plan.closed)
+
+
 def _plan(model: Bayesian, inputs: tuple[Tensor, ...], draws: int) -> ShrinkPlan | None:
     """The cut to the nodes that are open in any of the next draws, if it pays; the random state is put back."""
     open_ = {p.path: torch.zeros(p.geometry.nodes, dtype=torch.bool) for p in model._posteriors() if p.selects}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=cuda_devices()):
         for _ in range(draws):
             with model.drawn():
-                for posterior, layer in zip(model._posteriors(), model._layers, strict=True):
-                    if posterior.path in open_:
-                        weight, bias = layer._parameters["weight"], layer._parameters["bias"]
-                        assert weight is not None
-                        some = (posterior.geometry.rows(weight) != 0).any(1)
-                        open_[posterior.path] |= (some if bias is None else some | (bias != 0)).cpu()
-    if sum(int(m.sum()) for m in open_.values()) > PAYS * sum(len(m) for m in open_.values()):
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a layer with no open node
-            return shrink_plan(model, tuple(x[:2] for x in inputs), open_, bayesian=True)
-    except ValueError:  # no graph
-        return None
+                for path, mask in _open_nodes(model).items():
+                    open_[path] |= mask
+        if sum(int(m.sum()) for m in open_.values()) > PAYS * sum(len(m) for m in open_.values()):
+            return None
+        few = tuple(x[:2] for x in inputs)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a layer with no open node
+                plan = shrink_plan(model, few, open_, bayesian=True)
+                check_cut(model, plan, few, open_)
+                return plan
+        except ValueError:  # no graph, or one that does not say all
+            return None
 
 
 def _cut(net: nn.Module, plan: ShrinkPlan) -> nn.Module:

@@ -17,7 +17,7 @@ from nodeslab.data import as_inputs, as_targets, same_rows
 from nodeslab.graph import run
 from nodeslab.layers import takes_integers
 from nodeslab.likelihoods import LOG_2PI, Bernoulli, Categorical, Gaussian, Likelihood
-from nodeslab.model import Bayesian
+from nodeslab.model import Bayesian, cuda_devices
 from nodeslab.passes import passes
 
 __all__ = ["ClassPrediction", "Prediction", "RegressionPrediction", "isolated_seed", "predict"]
@@ -163,18 +163,13 @@ def _entropy(p: Tensor, binary: bool) -> Tensor:
     return each.sum(1)
 
 
-def _cuda_devices() -> list[int]:
-    """The devices whose generators `torch.manual_seed` would touch."""
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-
 @contextmanager
 def isolated_seed(seed: int | None) -> Iterator[int]:
     """Torch's generators start from `seed` within the block (None: a fresh seed), and are put back after it."""
     chosen = int(torch.randint(2**31 - 1, ()).item()) if seed is None else whole("seed", seed, least=0)
     if chosen >= 2**63:
         raise ValueError(f"seed must be below 2**63, got {seed}.")
-    with torch.random.fork_rng(devices=_cuda_devices()):
+    with torch.random.fork_rng(devices=cuda_devices()):
         torch.manual_seed(chosen)
         yield chosen
 

@@ -25,10 +25,10 @@ from tqdm import tqdm
 from nodeslab.fused import point_gate
 from nodeslab.kernel import Kernel, LayerStruct, TensorStruct, kernel
 from nodeslab.likelihoods import LOG_2PI, Gaussian, Likelihood, Noise
-from nodeslab.model import Bayesian
+from nodeslab.model import Bayesian, is_guard
 from nodeslab.parallel import Ranks
 from nodeslab.passes import chain_of
-from nodeslab.prediction import isolated_seed
+from nodeslab.prediction import inputs_for, isolated_seed
 from nodeslab.sources import Arrays, source_for
 from nodeslab.training import History, Schedule, _Options, _Run, _scheduled, chosen_likelihood, fit, rated
 
@@ -226,7 +226,7 @@ def fit_replicas(
         total=epochs * len(groups), unit="epoch", disable=None if progress is None else not progress, leave=False,
         file=sys.stderr,
     )  # fmt: skip
-    with bar:
+    with bar, torch.enable_grad():
         for members in groups.values():
             _together([runs[i] for i in members], bar)
             for i in members:
@@ -236,14 +236,31 @@ def fit_replicas(
 
 def _batches(model: Bayesian, pair: Any) -> bool:
     """True for what can be fitted together."""
-    if kernel() is None or not isinstance(pair, (tuple, list)):
+    if kernel() is None or not isinstance(pair, (tuple, list)) or any(isinstance(part, np.memmap) for part in pair):
         return False
     means = model._means()
+    if not all(t.is_contiguous() for m in means for t in m.values()):  # the kernel's noise goes by the layout
+        return False
     inside = {id(t) for m in means for t in m.values()}
     others = any(id(p) not in inside for p in model.net.parameters()) or next(model.net.buffers(), None) is not None
     random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in model.net.modules())
     drawn = all(p.fusible(m) and p.scale is None for p, m in zip(model._posteriors(), means, strict=True))
-    return drawn and not others and not random
+    return drawn and not others and not random and (chain_of(model.net) is not None or _maps(model, pair))
+
+
+def _maps(model: Bayesian, pair: Any) -> bool:
+    """True where the forward runs over stacked weights: no randomness of its own, no choices that depend on data."""
+    tensors = {f"{p.path}.{n}".lstrip("."): t for p, m in zip(model._posteriors(), model._means(), strict=True)
+               for n, t in m.items()}  # fmt: skip
+    net = model.open_mean({}).train()
+    try:
+        inputs = inputs_for(model, pair[0])
+        weights = {name: torch.stack([t.detach()] * 2) for name, t in tensors.items()}
+        with torch.no_grad():
+            vmap(lambda w, *x: functional_call(net, w, x))(weights, *(torch.stack([x[:2].clone()] * 2) for x in inputs))
+    except Exception:  # the lone fit says what is wrong, if anything is
+        return False
+    return True
 
 
 def _together(runs: list[_Run], bar: Any) -> None:
@@ -370,11 +387,12 @@ def _epoch(
         out: Tensor = functional_call(net, weights, x)
         return out
 
-    for m in net.modules():
-        m.train()
+    modes = [(m, m.training) for m in net.modules()]
+    net.train()
     hooks = [(m, dict(m._forward_pre_hooks)) for m in net.modules()]
-    for m, _ in hooks:
-        m._forward_pre_hooks.clear()  # the guards: these weights are drawn, though no layer holds them
+    for m, before in hooks:  # the guards: these weights are drawn, though no layer holds them
+        for key in [k for k, hook in before.items() if is_guard(hook)]:
+            del m._forward_pre_hooks[key]
     try:
         for i in range(0, rows, options.batch_size):
             xs, ys = tuple(x[:, i : i + options.batch_size] for x in inputs), y[:, i : i + options.batch_size]
@@ -399,5 +417,11 @@ def _epoch(
             optimizer.zero_grad(set_to_none=True)
     finally:
         for m, before in hooks:
+            m._forward_pre_hooks.clear()
             m._forward_pre_hooks.update(before)
+        for m, mode in modes:
+            m.training = mode
+    if not all(bool(torch.isfinite(p).all()) for p in stack.parameters.values()):
+        for run in runs:
+            run._stop_if_broken()
     return sums

@@ -34,8 +34,10 @@ __all__ = [
     "LayerPlan",
     "ShrinkPlan",
     "carry_optimizer",
+    "check_cut",
     "cut_bayesian",
     "cut_plain",
+    "planned",
     "shrink",
     "shrink_plan",
     "sizes_of",
@@ -111,6 +113,13 @@ def shrink_plan(
     of inclusion > 0.5, for instance by a draw. A plain network's closed nodes are those whose weights and bias are
     all zero.
     """
+    return planned(model, example, open_nodes, bayesian, training=False)
+
+
+def planned(
+    model: nn.Module, example: Any, open_nodes: Mapping[str, Any] | None, bayesian: bool, training: bool
+) -> ShrinkPlan:
+    """`shrink_plan`; training: for a network that trains on, whose norms are not those of its running averages."""
     _shrinkable(model)
     inputs = _example(model, example)
     closed = _closed(model, open_nodes)
@@ -120,9 +129,9 @@ def shrink_plan(
             warnings.warn(
                 f"Layer '{path}' has no open node: one is kept, since a layer cannot have none. The network no longer "
                 "depends on this layer's inputs; train longer, or with a weaker prior.",
-                stacklevel=3,
+                stacklevel=4,
             )
-    plain, probe = _probe(plain, inputs, closed, random=bayesian)
+    plain, probe = _probe(plain, inputs, closed, random=bayesian, training=training)
     constants, carriers = _settle(plain, probe, model if bayesian and isinstance(model, Bayesian) else None)
     return _written(plain, probe, closed, constants, carriers)
 
@@ -245,7 +254,7 @@ def _sizes(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
 
 
 def _probe(
-    plain: nn.Module, example: tuple[Tensor, ...], closed: Mapping[str, Tensor], random: bool
+    plain: nn.Module, example: tuple[Tensor, ...], closed: Mapping[str, Tensor], random: bool, training: bool
 ) -> tuple[nn.Module, Probe]:
     """The network's channels at the example's size; what other sizes show of its constants is added."""
     plain, inputs = _double(plain, example)
@@ -255,7 +264,7 @@ def _probe(
         module = torch.fx.GraphModule(plain, trace(plain, layers))
 
         def look(at: tuple[Tensor, ...]) -> Probe:
-            probe = Probe(module, closed, random)
+            probe = Probe(module, closed, random, training)
             probe.run(*(torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in at))
             return probe
 
@@ -553,7 +562,7 @@ def shrink(
     plan = shrink_plan(model, example, open_nodes, bayesian)
     if bayesian and not isinstance(model, Bayesian):
         raise TypeError(f"bayesian=True needs a model from ns.bayesian, got {type(model).__name__}.")
-    _check(_gated(_plain(model, open_nodes), plan.closed), plan, _example(model, example))
+    check_cut(model, plan, example, open_nodes)
     if bayesian:
         assert isinstance(model, Bayesian)
         small: nn.Module = cut_bayesian(model, plan)
@@ -712,6 +721,11 @@ def take_sizes(net: nn.Module, sizes: Mapping[str, Sequence[int]], names: Collec
             module = net.get_submodule(path)
             if module.bias is None or len(module.bias) != now[path][1]:
                 module.bias = nn.Parameter(module.weight.new_empty(now[path][1]))
+
+
+def check_cut(model: nn.Module, plan: ShrinkPlan, example: Any, open_nodes: Mapping[str, Any] | None) -> None:
+    """The posterior mean networks before and after the cut answer alike on the example, or a ValueError."""
+    _check(_gated(_plain(model, open_nodes), plan.closed), plan, _example(model, example))
 
 
 def _check(dense: nn.Module, plan: ShrinkPlan, example: tuple[Tensor, ...]) -> None:

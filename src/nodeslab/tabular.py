@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,11 +97,19 @@ def read(file: Path, target: str | None) -> tuple[Array, Array, tuple[str, ...],
 
 
 def _npz(file: Path, target: str) -> tuple[Array, Array, tuple[str, ...], str]:
-    with np.load(file, allow_pickle=False) as arrays:
-        missing = [name for name in ("X", target) if name not in arrays]
-        if missing:
-            raise ValueError(f"{file} holds {', '.join(arrays.files)}; arrays X and {target} were expected.")
-        X, y = arrays["X"], arrays[target]
+    try:
+        arrays = dict(np.load(file, allow_pickle=False))
+    except (EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile) as e:
+        raise ValueError(
+            f"{file} cannot be read as an .npz file ({e}); write it with numpy.savez(file, X=X, y=y)."
+        ) from e
+    missing = [name for name in ("X", target) if name not in arrays]
+    if missing:
+        raise ValueError(f"{file} holds {', '.join(arrays)}; arrays X and {target} were expected.")
+    X, y = arrays["X"], arrays[target]
+    for name, array in (("X", X), (target, y)):
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"{name} in {file} has type {array.dtype}; it must hold real numbers.")
     if X.ndim != 2 or y.shape not in ((len(X),), (len(X), 1)):
         raise ValueError(f"{file} has X of shape {X.shape} and {target} of shape {y.shape}, not (n, columns) and (n,).")
     names = tuple(f"X[{i}]" for i in range(X.shape[1]))
@@ -108,7 +118,10 @@ def _npz(file: Path, target: str) -> tuple[Array, Array, tuple[str, ...], str]:
 
 def _csv(file: Path, target: str) -> tuple[Array, Array, tuple[str, ...], str]:
     with open(file, newline="", encoding="utf-8-sig") as f:
-        header, *rows = list(csv.reader(f)) or [[]]
+        try:
+            header, *rows = list(csv.reader(f)) or [[]]
+        except (csv.Error, UnicodeDecodeError) as e:
+            raise ValueError(f"{file} cannot be read as a CSV file ({e}); save it as plain CSV in UTF-8.") from e
     if not header:
         raise ValueError(f"{file} is empty; a header and rows of numbers were expected.")
     if header.count(target) != 1:
@@ -140,9 +153,6 @@ def _number(file: Path, column: str, row: int, value: str) -> float:
 def _prepare(X: Array, y: Array, features: tuple[str, ...], target: str, task: str) -> Preprocessing:
     """The training rows' means and standard deviations, and the target's, or its classes."""
     for name, column in (*zip(features, X.T, strict=True), (target, y)):
-        if not np.isfinite(column).all():
-            row = int(np.flatnonzero(~np.isfinite(column))[0])
-            raise ValueError(f"Column {name!r} holds {column[row]} in training row {row}; impute it or drop the row.")
         if (column == column[0]).all():
             raise ValueError(f"Column {name!r} is constant ({column[0]:g} in every training row); drop it.")
     values = np.unique(y)
@@ -190,6 +200,10 @@ def fit_file(file: Path, target: str | None, out: Path, choices: Choices, as_jso
     held = max(2, round(len(y) * HELD_OUT))
     if len(y) - held < 2:
         raise ValueError(f"{file} has {len(y)} rows; at least 4 are needed, of which some are held out as a test.")
+    for name, column in (*zip(features, X.T, strict=True), (target, y)):
+        if not np.isfinite(column).all():
+            row = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise ValueError(f"Column {name!r} of {file} holds {column[row]} in row {row}; impute it or drop the row.")
     test, train = order[:held], order[held:]
     made = _prepare(X[train], y[train], features, target, choices.task)
     unknown = np.setdiff1d(y[test], np.array(made.classes)) if made.classes else np.empty(0)
@@ -215,9 +229,11 @@ def fit_file(file: Path, target: str | None, out: Path, choices: Choices, as_jso
     if ranks.first:
         figures = _figures(model, likelihood, made, made.X(X[test]), made.y(y[test]))
         save(model, out / "model.nodeslab", torch.from_numpy(made.X(X[test[:2]])).float())
-        (out / "preprocessing.json").write_text(json.dumps(asdict(made), indent=1) + "\n")
+        aside = out / ".preprocessing.partial"
+        aside.write_text(json.dumps(asdict(made), indent=1) + "\n")
+        os.replace(aside, out / "preprocessing.json")
         _report(model, history, figures, out, made.task, ranks.count, as_json)
-    ranks.wait()
+    ranks.leave()
 
 
 def _report(

@@ -211,7 +211,8 @@ def fit(
     compile: run the network through torch.compile. The draws and the batches are those of the same seed without it, so
         the fit is the same to float error; the first batch waits for the compiler, and convolutions gain most.
     compact: cut nodes that have closed for good out of the model at the end of an epoch, in place, so that each step
-        costs less (`ns.Compact` says when); records and `model.nodes()` go on counting the original nodes.
+        costs less (`ns.Compact` says when); records and `model.nodes()` go on counting the original nodes. `model`
+        stays the same object, `model.net` and `model.posteriors` do not.
     gate_rate, spread_rate: factors on lr for the gates' logits and for the spreads. Adam moves a gate by about its rate
         at each step: a faster one decides sooner which nodes stay, a faster spread makes a node cheaper to keep.
     allow_constant: accept constant columns in a narrow table.
@@ -846,6 +847,11 @@ class _Run:
         if found is None:
             return
         meta, tensors = found
+        if self.model.origin and meta["setting"]["network"] != self.setting["network"]:
+            raise ValueError(
+                f"Nodes of this model were cut out in training already, so it cannot go on from {file}: build it anew, "
+                "as for the first call."
+            )
         changed = [k for k in self.setting if meta["setting"].get(k) != self.setting[k]]
         if changed:
             raise ValueError(

@@ -63,6 +63,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def guard(what: str, found: list[Verdict]) -> None:
     """Raise where a figure is worse than its bar."""
+    if not found:
+        raise ValueError(
+            f"{what}: no figure of this run has a bar, so there is nothing to guard; measure it as it comes."
+        )
     worse = [str(v) for v in found if not v.holds]
     if worse:
         raise ValueError(
