@@ -4,8 +4,10 @@ The rule: gamma_j < `below` at the end of each of the last `epochs` epochs. Such
 step in 1 / `below`, and what its gate still learns takes it further down: the prior's log-odds and the slab's KL pull a
 node that the data do not hold. What the cut changes is that it is drawn open never instead of almost never. The rest is
 exact: the cut is that of `ns.shrink(bayesian=True)`, with the optimizer's state; the record's KL keeps what a gate at 0
-costs, and loses that of the weights which came from the node. Where a closed node gives a constant other than 0, that
-constant joins the biases that it fed, whose prior stays N(0, sigma^2).
+costs. It loses that of the weights which came from the node, for which the next layer's nodes would go on paying until
+they are back at the prior: a fit whose slabs have not settled keeps more nodes there than it would without the cut.
+Where a closed node gives a constant other than 0, that constant joins the biases that it fed, whose prior stays
+N(0, sigma^2).
 """
 
 from __future__ import annotations
