@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["against", "interleaved", "lenet", "machine", "mlp", "plain_step"]
+__all__ = ["against", "cpu", "interleaved", "lenet", "machine", "mlp", "plain_step"]
 
 
 def mlp(activation: type[nn.Module] = nn.SiLU, width: int = 400) -> nn.Sequential:
@@ -45,14 +45,15 @@ def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

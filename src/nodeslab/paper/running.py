@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import nodeslab
+from nodeslab.bench import cpu
 from nodeslab.kernel import kernel
 from nodeslab.model import Bayesian
 from nodeslab.paper import records
@@ -282,20 +283,12 @@ def environment(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
         "threads": torch.get_num_threads(),
         "kernel": kernel() is not None,
         "commit": _commit(),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _commit() -> str | None:
