@@ -137,7 +137,7 @@ class Compaction:
         return {
             "quiet": {path: quiet.tolist() for path, quiet in self.quiet.items()},
             "kl": self.kl,
-            "origin": {path: [total, kept.tolist()] for path, (total, kept) in model.origin.items()},
+            "origin": origin_of(model),
             "sizes": sizes_of(model.net),
         }
 
@@ -153,27 +153,22 @@ class Compaction:
 
 def _check_training(model: Bayesian, slim: Bayesian, plan: ShrinkPlan, example: tuple[Tensor, ...]) -> None:
     """Both at their means in training mode, dropout aside: a forward may do other things there than the graph says."""
-    device = next(model.parameters()).device
     kept = {path: shut[plan.keep[path]] for path, shut in plan.closed.items() if path in plan.keep}
-    nets = [model.open_mean(plan.closed), slim.open_mean(kept)]
-    outs = []
-    for net in nets:
-        net.train()
+    whole, small = model.open_mean(plan.closed).train(), slim.open_mean(kept).train()
+    inputs = typed(model, example)
+
+    def answers(net: nn.Module, seed: int) -> list[Tensor]:
         for m in net.modules():
             if isinstance(m, nn.modules.dropout._DropoutNd):
                 m.eval()
-        with torch.no_grad():
-            torch.manual_seed(0)
-            try:
-                outs.append(
-                    [t for t in flat(net(*(x.to(device) for x in typed(model, example)))) if isinstance(t, Tensor)]
-                )
-            except Exception as e:  # the user's own forward: anything may come out
-                raise ValueError(f"in training mode its forward cannot run with fewer nodes ({e}).") from e
-    with torch.no_grad():
-        torch.manual_seed(1)
-        again = [t for t in flat(nets[0](*(x.to(device) for x in typed(model, example)))) if isinstance(t, Tensor)]
-    for a, b, other in zip(*outs, again, strict=True):
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad():
+                return [t for t in flat(net(*(x.clone() for x in inputs))) if isinstance(t, Tensor)]
+        except Exception as e:  # the user's own forward: anything may come out
+            raise ValueError(f"in training mode its forward cannot run with fewer nodes ({e}).") from e
+
+    for a, b, other in zip(answers(whole, 0), answers(small, 0), answers(whole, 1), strict=True):
         if not torch.equal(a, other):
             continue  # random by itself
         scale = max(1.0, float(a.abs().max())) * 1e3 * torch.finfo(a.dtype).eps
@@ -182,13 +177,18 @@ def _check_training(model: Bayesian, slim: Bayesian, plan: ShrinkPlan, example: 
 
 
 def typed(model: Bayesian, example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The example in the model's type."""
-    dtype = next(model.posteriors.parameters()).dtype
-    return tuple(x.to(dtype) if x.is_floating_point() else x.clone() for x in example)
+    """The example in the model's type, where the model is."""
+    like = next(model.posteriors.parameters())
+    return tuple(x.to(like if x.is_floating_point() else like.device) for x in example)
+
+
+def origin_of(model: Bayesian) -> dict[str, list[Any]]:
+    """Which of the original nodes a cut model has, as JSON."""
+    return {path: [total, kept.tolist()] for path, (total, kept) in model.origin.items()}
 
 
 def take_origin(model: Bayesian, origin: dict[str, Any]) -> None:
-    """Which of the original nodes a cut model has, from JSON."""
+    """The same, from JSON."""
     model.origin = {path: (int(total), torch.tensor(kept, dtype=torch.long)) for path, (total, kept) in origin.items()}
 
 

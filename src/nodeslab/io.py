@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nodeslab import architecture, sealed
-from nodeslab.compaction import take_origin
+from nodeslab.compaction import origin_of, take_origin
 from nodeslab.layers import SELECTABLE
 from nodeslab.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise
 from nodeslab.model import Bayesian, Row, row_of
@@ -68,7 +68,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], example: Any = None) ->
                 for p in model._posteriors()
             ],
             "likelihood": _likelihood_to_json(model.likelihood),
-            "origin": {path: [total, kept.tolist()] for path, (total, kept) in model.origin.items()},
+            "origin": origin_of(model),
         }
     return sealed.write(path, "model", meta, names)
 
