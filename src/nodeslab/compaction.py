@@ -3,11 +3,9 @@
 The rule: gamma_j < `below` at the end of each of the last `epochs` epochs. Such a node is drawn open in fewer than one
 step in 1 / `below`, and what its gate still learns takes it further down: the prior's log-odds and the slab's KL pull a
 node that the data do not hold. What the cut changes is that it is drawn open never instead of almost never. The rest is
-exact: the cut is that of `ns.shrink(bayesian=True)`, with the optimizer's state; the record's KL keeps what a gate at 0
-costs. It loses that of the weights which came from the node, for which the next layer's nodes would go on paying until
-they are back at the prior: a fit whose slabs have not settled keeps more nodes there than it would without the cut.
-Where a closed node gives a constant other than 0, that constant joins the biases that it fed, whose prior stays
-N(0, sigma^2).
+exact: the cut is that of `ns.shrink(bayesian=True)`, with the optimizer's state; the KL keeps what a gate at 0 costs,
+and what the next layer's nodes pay for the weights which came from the node (`remains.py`). Where a closed node gives a
+constant other than 0, that constant joins the biases that it fed, whose prior stays N(0, sigma^2).
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from nodeslab.channels import flat
 from nodeslab.checks import probability, whole
 from nodeslab.model import Bayesian, cuda_devices
 from nodeslab.posterior import Posterior
+from nodeslab.remains import Remains
 from nodeslab.shrinking import ShrinkPlan, carry_optimizer, check_cut, cut_bayesian, planned, sizes_of, take_sizes
 
 __all__ = ["Compact", "Compaction"]
@@ -69,6 +68,7 @@ class Compaction:
         self.quiet: dict[str, Tensor] = {p.path: torch.zeros(p.geometry.nodes, dtype=torch.long) for p in gated}
         self.able = True  # until a cut would change what the network computes
         self.kl = 0.0  # -log(1 - lambda) of each gate that was cut out: KL(Ber(0) || Ber(lambda))
+        self.remains = Remains()
         with torch.random.fork_rng(devices=cuda_devices()):  # a forward without a graph is refused now
             self._plan(model, {p.path: torch.ones(p.geometry.nodes, dtype=torch.bool) for p in gated})
 
@@ -82,7 +82,7 @@ class Compaction:
             return planned(model, self.example, stay, bayesian=True, training=True)
 
     def step(self, model: Bayesian, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
-        """At the end of an epoch: count, and cut `model` in place where it is worth it; then the new optimizer.
+        """At the end of an epoch: count, cut `model` in place where it is worth it; then the optimizer to go on with.
 
         The model takes over the parts of the cut one: `model.net` and `model.posteriors` are other objects then.
         """
@@ -98,10 +98,11 @@ class Compaction:
             stay[posterior.path] = quiet < self.choice.epochs
             gone = int((~stay[posterior.path]).sum())
             worth |= gone > max(1, WORTH * len(quiet))  # one may be kept because a layer cannot have none
+        settled = optimizer if self.remains.settle(model, optimizer) else None
         if not worth:
-            return None
+            return settled
         with torch.random.fork_rng(devices=cuda_devices()):  # a forward's own randomness goes on as it would
-            return self._cut(model, optimizer, stay)
+            return self._cut(model, optimizer, stay) or settled
 
     def _cut(
         self, model: Bayesian, optimizer: torch.optim.Optimizer, stay: dict[str, Tensor]
@@ -127,6 +128,7 @@ class Compaction:
             keep = plan.keep[path]
             self.kl -= (len(self.quiet[path]) - len(keep)) * math.log1p(-float(posterior.inclusion_prior or 0.0))
             self.quiet[path] = self.quiet[path][keep]
+        self.remains.take(model, plan, optimizer, carried)
         model._become(slim, plan.keep)
         return carried
 
@@ -137,11 +139,14 @@ class Compaction:
         return {
             "quiet": {path: quiet.tolist() for path, quiet in self.quiet.items()},
             "kl": self.kl,
+            "remains": list(self.remains.slabs),
             "origin": origin_of(model),
             "sizes": sizes_of(model.net),
         }
 
-    def restore(self, model: Bayesian, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def restore(
+        self, model: Bayesian, state: dict[str, Any], tensors: dict[str, Tensor], remains: dict[str, Tensor]
+    ) -> None:
         """Cut a fresh model, in place, to what a checkpoint's tensors are of."""
         self.quiet = {path: torch.tensor(quiet, dtype=torch.long) for path, quiet in state["quiet"].items()}
         self.kl = float(state["kl"])
@@ -149,6 +154,7 @@ class Compaction:
         names = {name.removeprefix("net.") for name in tensors if name.startswith("net.")}
         take_sizes(model.net, state["sizes"], names)
         resize(list(model._posteriors()), model, tensors)
+        self.remains.restore(model, state["remains"], remains)
 
 
 def _check_training(model: Bayesian, slim: Bayesian, plan: ShrinkPlan, example: tuple[Tensor, ...]) -> None:

@@ -665,11 +665,13 @@ def carry_optimizer(
     found = dict(slim.named_parameters())
     groups = []
     for group in optimizer.param_groups:
-        kept = [found[names[id(p)]] for p in group["params"] if names[id(p)] in found]
+        kept = [found[names[id(p)]] for p in group["params"] if names.get(id(p)) in found]
         groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": kept})
     carried = type(optimizer)(groups, **{k: v for k, v in optimizer.defaults.items() if k in ("lr",)})
     for old, state in optimizer.state.items():
-        name = names[id(old)]
+        name = names.get(id(old))
+        if name is None:  # not of the model: its owner carries it
+            continue
         cut = cutters.get(name)
         odd = [k for k, v in state.items() if isinstance(v, Tensor) and v.dim() and v.shape != old.shape]
         if cut is not None and odd:

@@ -38,7 +38,7 @@ class Arrays:
 
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from the one numbered `skip`; the order is drawn at once."""
-        order = torch.randperm(len(self.y))
+        order = torch.randperm(len(self.y)).to(self.y.device)
         inputs, y = tuple(x[order] for x in self.inputs), self.y[order]
         size = self.batch_size
         starts = range(skip * size, len(y), size)

@@ -33,6 +33,7 @@ from nodeslab.model import Bayesian, row_of
 from nodeslab.parallel import Ranks, join
 from nodeslab.posterior import Posterior
 from nodeslab.prediction import changes_input, inputs_for, isolated_seed, predict, try_forward
+from nodeslab.replay import Replay
 from nodeslab.sources import Arrays, Batch, Loader, Randomness, Source, source_for
 from nodeslab.streamed import Streamed
 
@@ -179,6 +180,7 @@ def fit(
     clip: float | None = None,
     amp: bool = False,
     compile: bool = False,
+    graph: bool = False,
     compact: bool | Compact = False,
     gate_rate: float = 1.0,
     spread_rate: float = 1.0,
@@ -210,6 +212,9 @@ def fit(
     optimizer: parameters -> optimizer; Adam(lr) by default. clip: the largest gradient norm. amp: bfloat16 autocast.
     compile: run the network through torch.compile. The draws and the batches are those of the same seed without it, so
         the fit is the same to float error; the first batch waits for the compiler, and convolutions gain most.
+    graph: record the step as a CUDA graph and replay it, several times as fast where launching is what takes time (all
+        networks of the paper). Arrays are kept on the device. The network's Python runs while the step is recorded
+        only, so its forward must do the same thing every time; NaN is noticed at the end of an epoch.
     compact: cut nodes that have closed for good out of the model at the end of an epoch, in place, so that each step
         costs less (`ns.Compact` says when); records and `model.nodes()` go on counting the original nodes. `model`
         stays the same object, `model.net` and `model.posteriors` do not.
@@ -246,6 +251,7 @@ def fit(
         clip=clip,
         amp=amp,
         compile=compile,
+        graph=graph,
         compact=as_compact(compact),
         gate_rate=gate_rate,
         spread_rate=spread_rate,
@@ -315,6 +321,7 @@ class _Options:
     clip: float | None = None
     amp: bool = False
     compile: bool = False
+    graph: bool = False
     compact: Compact | None = None
     gate_rate: float = 1.0
     spread_rate: float = 1.0
@@ -338,6 +345,12 @@ class _Options:
                 put(name, number(name, getattr(self, name), 0.0))
         put("amp", flag("amp", self.amp))
         put("compile", flag("compile", self.compile))
+        put("graph", flag("graph", self.graph))
+        if self.graph and (self.optimizer is not None or self.compile or self.samples * self.accumulate > 1):
+            raise ValueError(
+                "graph=True records one draw, one backward and the default Adam: leave out optimizer, compile, samples "
+                "and accumulate, or graph."
+            )
         if self.progress is not None:
             put("progress", flag("progress", self.progress))
         if self.checkpoint is not None and not self.checkpoint.name:
@@ -352,12 +365,12 @@ class _Options:
         digest = hashlib.sha256()
         if isinstance(source, Arrays):
             for tensor in (*source.inputs, source.y):
-                digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(source, Streamed):
             digest.update(source.fingerprint())
         same: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "compile", "epsilon", "window")
+            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "compile", "graph", "epsilon", "window")
         }
         same |= {"gate_rate": self.gate_rate, "spread_rate": self.spread_rate, "compact": repr(self.compact)}
         for name in ("lr_schedule", "likelihood_schedule"):
@@ -425,6 +438,11 @@ class _Run:
         self.received: int | None = None  # a signal that some rank has received, as of the last step
         self.likelihood = options.likelihood
         self.device = next(model.posteriors.parameters()).device
+        if options.graph and (self.device.type != "cuda" or ranks.count > 1):
+            raise ValueError(
+                f"graph=True is for one process with its model on a CUDA device; this one is on {self.device}"
+                f"{f' in {ranks.count} processes' if ranks.count > 1 else ''}. Leave it out, or move the model."
+            )
         inputs, y = source.first()
         outputs = try_forward(model, inputs)
         model.row = row_of(inputs)
@@ -436,15 +454,21 @@ class _Run:
                 f"1/{model.n} for each row. Build it with ns.bayesian(..., n={source.rows}) if these are all the data.",
                 stacklevel=3,
             )
+        self.like = outputs[:1].cpu()  # what targets are checked against
         if isinstance(source, Arrays):
             source.y = self.likelihood.targets(source.y, outputs)
             self._check_targets(source.y)
+            if options.graph:
+                source.inputs, source.y = tuple(x.to(self.device) for x in source.inputs), source.y.to(self.device)
         elif isinstance(source, Streamed):
             self._check_targets(source.survey(lambda y: self.likelihood.targets(y, outputs)))
         else:
             self.likelihood.targets(y, outputs)
         self._refuse_lonely_rows()
         self._set_likelihood(outputs)
+        self.compaction: Compaction | None = None
+        self.sums_there = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.weight, self.weight_now = torch.ones((), device=self.device), 1.0
         self._set_optimizer(self._made_optimizer())
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
         self.probe = Probe(model, inputs)
@@ -497,6 +521,7 @@ class _Run:
     def _made_optimizer(self) -> torch.optim.Optimizer:
         """Adam, with rates of their own for gates and spreads where that is asked for, or the caller's."""
         options, named = self.options, [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        named += self._remains()
         if not named:
             raise ValueError("Every parameter of the model is frozen; set requires_grad on some, or do not fit.")
         if options.optimizer is not None:
@@ -505,14 +530,22 @@ class _Run:
                 kind = type(made).__name__
                 raise TypeError(f"optimizer must make a torch optimizer that steps without a closure, got {kind}.")
             return made
-        return torch.optim.Adam(rated(named, options), lr=options.lr, fused=True)
+        groups = rated(named, options)
+        if options.graph:  # what is recorded reads its rate from the device
+            groups = [{**g, "lr": torch.tensor(g["lr"], device=self.device)} for g in groups]
+        return torch.optim.Adam(groups, lr=options.lr, fused=True, capturable=options.graph)
+
+    def _remains(self) -> list[tuple[str, nn.Parameter]]:
+        """What cut nodes have left behind to be trained on."""
+        return [] if self.compaction is None else self.compaction.remains.named_parameters()
 
     def _set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer, the memory for the draws that it follows, and how the network runs."""
         self.optimizer = optimizer
-        self.parameters = list(self.model.parameters())
+        self.parameters = [*self.model.parameters(), *(p for _, p in self._remains())]
         self.trained = [p for group in optimizer.param_groups for p in group["params"]]
         self.forward: Callable[..., Any] = self._compiled() if self.options.compile else _run
+        self.replay = Replay(self._recordable_step, self.device) if self.options.graph else None
         self.workspace = self.model.workspace(keep_gradients=self.options.samples == self.options.accumulate == 1)
 
     def _refuse_lonely_rows(self) -> None:
@@ -608,11 +641,15 @@ class _Run:
             self.optimizer.zero_grad(set_to_none=True)
         share = self.epoch / options.epochs
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = base * _scheduled("lr_schedule", options.lr_schedule, share)
+            lr = base * _scheduled("lr_schedule", options.lr_schedule, share)
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
         weight = _scheduled("likelihood_schedule", options.likelihood_schedule, share)
         begun = time.perf_counter() - self.epoch_seconds
         for inputs, y in self._batches():
-            self._step(tuple(x.to(self.device) for x in inputs), y.to(self.device), weight)
+            if self.replay is None:
+                self._step(tuple(x.to(self.device) for x in inputs), y.to(self.device), weight)
+            else:
+                self._replay(inputs, y, weight)
             self.step += 1
             self.epoch_seconds = time.perf_counter() - begun
             if self.ranks.count == 1:
@@ -624,6 +661,8 @@ class _Run:
             raise ValueError("The DataLoader gave no batch in this epoch; it must be possible to go through it again.")
         if self.step % options.accumulate:
             self._update()
+        self._collect()
+        self.epoch_seconds = time.perf_counter() - begun
         self.ranks.same_buffers(self.model)
         self._stop_if_broken()
 
@@ -654,7 +693,7 @@ class _Run:
         for _ in range(options.samples):
             with model.drawn(self.workspace) as net:
                 nll = self._nll(net, inputs, y)
-                divergence = model.kl()
+                divergence = self._divergence()
                 loss = nll * (weight * scale) + divergence * (rows / model.n * scale / self.ranks.count)
                 values = torch.stack([nll.detach(), divergence.detach()]).tolist()
                 values[0], self.received = self.ranks.total(values[0], self.signals.received)
@@ -667,6 +706,45 @@ class _Run:
         if (self.step + 1) % options.accumulate == 0:
             self._update()
 
+    # what a CUDA graph holds: everything that changes from step to step is a tensor on the device
+
+    def _replay(self, inputs: tuple[Tensor, ...], y: Tensor, weight: float) -> None:
+        if not isinstance(self.source, Arrays):
+            y = self.likelihood.targets(y, self.like)
+        assert self.replay is not None
+        if self.weight_now != weight:
+            self.weight.fill_(weight)
+            self.weight_now = weight
+        self.replay(y, *inputs)
+        self.sums[2] += len(y)
+
+    def _recordable_step(self, y: Tensor, *inputs: Tensor) -> None:
+        """The gradient of one batch and the update, with the sums of the epoch kept on the device."""
+        model, rows = self.model, len(y)
+        scale = 1.0 / self.source.batch_size
+        with model.drawn(self.workspace) as net:
+            nll, divergence = self._nll(net, inputs, y), self._divergence()
+            (nll * (self.weight * scale) + divergence * (rows / model.n * scale)).backward()  # type: ignore[no-untyped-call]
+        self.sums_there += torch.stack([nll.detach().double(), divergence.detach().double() * rows])
+        self._update()
+
+    def _collect(self) -> None:
+        """What has added up on the device since the last time."""
+        if self.replay is None:
+            return
+        values = self.sums_there.tolist()
+        self.sums_there.zero_()
+        if not all(map(math.isfinite, values)):
+            inputs, _ = self.source.first()
+            self._stop_at_nan(tuple(x.to(self.device) for x in inputs), values)
+        self.sums[0] += values[0]
+        self.sums[1] += values[1]
+
+    def _divergence(self) -> Tensor:
+        """The KL of the draw that is held."""
+        divergence = self.model.kl()
+        return divergence if self.compaction is None else divergence + self.compaction.remains.kl(self.model)
+
     def _nll(self, net: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
         """-log p of a batch's rows, of this rank's if there are several."""
         if len(y) == 0:  # fewer rows than ranks
@@ -674,7 +752,7 @@ class _Run:
         outputs = self._outputs(net, inputs)
         if self.options.amp:
             outputs = outputs.float()
-        if not isinstance(self.source, Arrays):
+        if not isinstance(self.source, Arrays) and self.replay is None:
             y = self.likelihood.targets(y, outputs)
         return self.likelihood.nll(outputs, y, self.model.noise)
 
@@ -803,10 +881,13 @@ class _Run:
     def save(self) -> None:
         """Write everything that the rest of the fit depends on."""
         assert self.options.checkpoint is not None
+        self._collect()
         self._stop_if_broken()  # rather than replace a good file
         if not self.ranks.first:
             return
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
+        if self.compaction is not None:
+            tensors |= {f"remains/{k}": v for k, v in self.compaction.remains.tensors().items()}
         optimizer = self.optimizer.state_dict()
         numbers: dict[str, Any] = {}
         for index, state in optimizer["state"].items():
@@ -862,7 +943,8 @@ class _Run:
     def _restore(self, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         found = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
         if self.compaction is not None:
-            self.compaction.restore(self.model, meta["compaction"], found)
+            left = {k.removeprefix("remains/"): v for k, v in tensors.items() if k.startswith("remains/")}
+            self.compaction.restore(self.model, meta["compaction"], found, left)
             self._set_optimizer(self._made_optimizer())
         self.model.load_state_dict(found)
         state: dict[int, dict[str, Any]] = {}

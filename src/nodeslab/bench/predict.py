@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from nodeslab.bench import against, interleaved, machine, mlp
 from nodeslab.bench.digits import Digits, digits
-from nodeslab.bench.train import BATCH, RATE, fresh
+from nodeslab.bench.train import BATCH, fit_mlp, fresh
 from nodeslab.checks import whole
 from nodeslab.io import load
-from nodeslab.likelihoods import Categorical
 from nodeslab.model import Bayesian
 from nodeslab.prediction import predict as predictions
 from nodeslab.shrinking import shrink
-from nodeslab.training import fit
 
 __all__ = ["predict"]
 
@@ -70,17 +68,7 @@ def _passes(net: nn.Module, X: Tensor, count: int) -> Callable[[], object]:
 
 def _trained(data: Digits, epochs: int) -> Bayesian:
     model = fresh(0, len(data.y))
-    fit(
-        model,
-        (data.X, data.y),
-        likelihood=Categorical(),
-        epochs=epochs,
-        batch_size=BATCH,
-        lr=RATE,
-        seed=0,
-        compact=True,
-        progress=False,
-    )
+    fit_mlp(model, data, epochs, BATCH, compact=True, seed=0)
     return model
 
 

@@ -23,7 +23,7 @@ from nodeslab.spec import ssig
 from nodeslab.theory import authors_image_priors
 from nodeslab.training import Ramp, Record, fit
 
-__all__ = ["fresh", "train"]
+__all__ = ["fit_mlp", "fresh", "train"]
 
 BATCH, RATE = 1024, 1e-3
 #: With the paper's settings all gates fall together and no node closes by itself (docs/design.md): gates with a rate of
@@ -61,20 +61,20 @@ def train(epochs: int = 100, seeds: int = 3, data: Digits | None = None, batch_s
     for seed in range(1, seeds):
         for compact in (True, False):
             model = fresh(seed, len(data.y))
-            left = _fit(model, data, epochs, batch_size, compact, seed, None)
+            left = fit_mlp(model, data, epochs, batch_size, compact, seed)
             outcomes[compact].append((_bayesian_accuracy(model, data), left))
     result["accuracy and open nodes"] = _compared(outcomes)
     return result
 
 
-def _fit(
+def fit_mlp(
     model: Bayesian,
     data: Digits,
     epochs: int,
     batch_size: int,
     compact: bool,
     seed: int,
-    callback: Callable[[Bayesian, Record], object] | None,
+    callback: Callable[[Bayesian, Record], object] | None = None,
 ) -> int:
     """The fit under test; the number of nodes that are left."""
     history = fit(
@@ -117,7 +117,7 @@ def _beside(
         torch.set_rng_state(own)
         resumed = time.perf_counter()
 
-    left = _fit(model, data, epochs, batch_size, compact, 0, turn)
+    left = fit_mlp(model, data, epochs, batch_size, compact, 0, turn)
     return totals(times), left
 
 

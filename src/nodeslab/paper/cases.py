@@ -48,7 +48,10 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Flipped:
-    """Shuffled batches of images, each flipped from left to right with probability 1/2; another choice every time."""
+    """Shuffled batches of images, each flipped from left to right with probability 1/2; another choice every time.
+
+    The choices are those of torch's generator on the CPU, wherever the images are.
+    """
 
     X: Tensor
     y: Tensor
@@ -56,9 +59,12 @@ class Flipped:
     shape: tuple[int, ...]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for rows in torch.split(torch.randperm(len(self.y)), self.batch_size):
-            images = self.X[rows].reshape(len(rows), 1, 28, 28)
-            chosen = torch.rand(len(rows), 1, 1, 1) < 0.5
+        order = torch.randperm(len(self.y))
+        choices = (torch.rand(len(self.y), 1, 1, 1) < 0.5).to(self.X.device)
+        for rows, chosen in zip(
+            torch.split(order, self.batch_size), torch.split(choices, self.batch_size), strict=True
+        ):
+            images = self.X[rows.to(self.X.device)].reshape(len(rows), 1, 28, 28)
             yield torch.where(chosen, images.flip(3), images).reshape(len(rows), *self.shape), self.y[rows]
 
 
