@@ -96,7 +96,7 @@ def test_every_bar_belongs_to_a_bench() -> None:
     for bar in bars.BARS:
         assert bar.bench in names
         assert (bar.most is None) != (bar.least is None)
-    assert cli.main(["bench", "step", "--rounds", "0"]) == 1
+    assert cli.main(["bench", "step", "--rounds", "0"]) == 2
 
 
 def test_the_command_guards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_a_fit_beside_its_rivals_is_the_fit_alone(few: digits.Digits) -> None:
     models = [train.fresh(3, 200), train.fresh(3, 200)]
     noisy = {"plain": lambda: torch.rand(1000), "other": lambda: torch.manual_seed(5)}
     case, left = train._beside(models[0], few, 3, 50, False, noisy)
-    assert left == train._fit(models[1], few, 3, 50, False, 0, None)
+    assert left == train.fit_mlp(models[1], few, 3, 50, False, 0, None)
     states = [m.state_dict() for m in models]
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     assert len(case["ss-ig"]["epoch_ms"]) == 3

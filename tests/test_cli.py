@@ -15,18 +15,23 @@ import torch
 from torch import nn
 
 import nodeslab as ns
-from nodeslab import bench, cli, demo
+from nodeslab import bench, cli, demo, recipe, tabular
+from nodeslab.commands import parser
+from nodeslab.paper import running
+from nodeslab.paper.rows import rows_of
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; from nodeslab import cli; cli._parser().format_help(); sys.exit('torch' in sys.modules)"
+    heavy = "{'torch', 'numpy', 'pandas', 'sklearn', 'matplotlib', 'pyarrow'}"
+    code = f"import sys; from nodeslab import cli; cli.make_parser(); sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    times = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "nodeslab", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - begun)
-    assert min(times) < 0.3
+    for command in ([], ["fit"], ["bench", "scale"]):
+        times = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "nodeslab", *command, "--help"], check=True, capture_output=True)
+            times.append(time.perf_counter() - begun)
+        assert min(times) < 0.3, command
 
 
 def test_theory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,25 +118,26 @@ def test_a_network_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("more", "word"),
+    ("more", "status", "word"),
     [
-        (["export"], "say what to write"),
-        (["export", "--onnx"], "cannot sample"),
-        (["export", "--onnx", "m.pt2", "--draws", "2"], "must end in .onnx"),
-        (["shrink", "--shape", "5"], "cannot take an example of shape (2, 5)"),
-        (["shrink", "--shape", "0"], "whole numbers from 1"),
-        (["shrink", "--net", "nowhere:Net"], "cannot be made: No module named 'nowhere'"),
-        (["shrink", "--net", "nowhere"], "must be MODULE:CLASS"),
-        (["shrink", "--net", "json:dumps"], "cannot be made"),
-        (["shrink", "--net", "collections:OrderedDict"], "not a torch.nn.Module"),
-        (["shrink", "--out", "/nowhere/m"], "make it first"),
+        (["export"], 2, "say what to write"),
+        (["export", "--onnx"], 1, "cannot sample"),
+        (["export", "--onnx", "m.pt2", "--draws", "2"], 2, "must end in .onnx"),
+        (["export", "--onnx", "--small"], 2, "--small is for the folder of a fit"),
+        (["shrink", "--shape", "5"], 1, "cannot take an example of shape (2, 5)"),
+        (["shrink", "--shape", "0"], 2, "must be a whole number from 1"),
+        (["shrink", "--net", "nowhere:Net"], 1, "cannot be made: No module named 'nowhere'"),
+        (["shrink", "--net", "nowhere"], 2, "must be MODULE:CLASS"),
+        (["shrink", "--net", "json:dumps"], 1, "cannot be made"),
+        (["shrink", "--net", "collections:OrderedDict"], 1, "not a torch.nn.Module"),
+        (["shrink", "--out", "/nowhere/m"], 1, "make it first"),
     ],
 )
 def test_shrink_and_export_refuse(
-    more: list[str], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], status: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, file = _model_file(tmp_path)
-    assert cli.main([more[0], file, *more[1:]]) == 1
+    assert cli.main([more[0], file, *more[1:]]) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert word in err
@@ -155,31 +161,22 @@ def test_bench_infer_prints_ratios(capsys: pytest.CaptureFixture[str], monkeypat
     assert "reached" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("argv", "word"),
-    [
-        (["show", "/nowhere"], "There is no file /nowhere"),
-        (["theory"], "needs --widths and --n"),
-        (["theory", "--widths", "3", "--n", "5"], "inputs and the outputs"),
-        (["theory", "--widths", "3", "2", "1", "--n", "0"], "at least 1"),
-        (["theory", "--widths", "3", "2", "1", "--n", "5", "--C", "-1"], "C[0] must be between 0"),
-        (["theory", "--widths", "3", "2", "1", "--n", "5", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
-    ],
-)
-def test_one_sentence_and_a_status(argv: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(argv) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert word in err
-    assert len(err.splitlines()) == 1
+def test_theory_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "x.svg"
+    assert cli.main(["theory", "--widths", "3", "2", "1", "--n", "5", "--json", "--plot", str(picture)]) == 0
+    assert "svg" in picture.read_text()
+    assert json.loads(capsys.readouterr().out)["n"] == 5
+    assert cli.main(["theory", "--widths", "3", "2", "1", "--n", "5", "--plot", "/nowhere/x.png"]) == 1
+    assert "the folder /nowhere does not exist" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.svg"]
 
 
-@pytest.mark.parametrize("argv", [[], ["fly"], ["theory", "--widths", "three"], ["bench", "fast"]])
-def test_wrong_command_lines(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(argv)
-    assert stop.value.code == 2
-    assert "usage" in capsys.readouterr().err
+def test_the_parser_knows_the_recipe() -> None:
+    """Names that the parser repeats, since it must not import torch."""
+    assert tuple(recipe.MODELS) == parser.MODELS
+    assert tuple(recipe.ACTIVATIONS) == parser.ACTIVATIONS
+    args = parser.make_parser().parse_args(["predict", "fit", "new.csv"])
+    assert args.draws == tabular.DRAWS
 
 
 def test_bench_step_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +199,20 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ns.load(tmp_path / "new" / "concrete.nodeslab")
     assert isinstance(model, ns.Bayesian)
     assert model.likelihood == ns.Gaussian("learn")
+
+
+def test_demo_and_reproduce_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "run", lambda out: print("much") or {"rmse": 1.0})
+    assert cli.main(["demo", "--json", "--out", str(tmp_path / "d")]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": str(tmp_path / "d"), "rmse": 1.0}
+    argv = ["reproduce", "mlp/ss-ig", "--quick", "--seeds", "1", "--out", str(tmp_path / "r"), "--json"]
+    row = rows_of(["mlp"])[0]
+    monkeypatch.setattr(running, "reproduce", lambda names, out, **options: iter([running.Outcome(row, 1, 2)]))
+    assert cli.main(argv) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["rows"] == [{"name": row.name, "made": 1, "there": 2, "reason": None}]
 
 
 def test_public_names() -> None:

@@ -486,6 +486,25 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:
             ns.fit(model, data, epochs=1, checkpoint=file, **{**COMMON, **changed})
 
 
+def test_a_fit_begun_on_another_kind_of_device_goes_on_here(tmp_path: Path) -> None:
+    """What a checkpoint from a GPU has more is left out: its generators, and how Adam took its steps there."""
+    file, whole = tmp_path / "c", _model()
+    ns.fit(_model(), (X, Y), epochs=2, checkpoint=file, **COMMON)
+    meta, tensors = sealed.read(file, "checkpoint")
+    meta["device"] = "cuda"
+    for group in meta["optimizer"]["groups"]:
+        group |= {"capturable": True, "foreach": None}
+        del group["lr"]
+    tensors |= {f"random/{when}/cuda0": torch.zeros(16, dtype=torch.uint8) for when in ("epoch", "now")}
+    sealed.write(file, "checkpoint", meta, tensors)
+    model = _model()
+    with pytest.warns(UserWarning, match="was begun on cuda and goes on on cpu"):
+        history = ns.fit(model, (X, Y), epochs=4, checkpoint=file, **COMMON)
+    ns.fit(whole, (X, Y), epochs=4, **COMMON)
+    assert len(history) == 4
+    assert _same(_bits(model), _bits(whole))
+
+
 def test_a_damaged_checkpoint_falls_back_one_generation(tmp_path: Path) -> None:
     file = tmp_path / "c"
     whole, model = _model(), _model()

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from nodeslab import metrics as metrics
     from nodeslab import parallel as parallel
+    from nodeslab import plot as plot
     from nodeslab import theory as theory
     from nodeslab.compaction import Compact as Compact
     from nodeslab.costs import Cost as Cost
@@ -62,11 +63,12 @@ _HOME = {
     "shrinking": ("ShrinkPlan", "shrink", "shrink_plan"),
     "metrics": (),
     "parallel": (),
+    "plot": (),
     "theory": (),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["__version__", "metrics", "parallel", "theory", *_NAMES]
+__all__ = ["__version__", "metrics", "parallel", "plot", "theory", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:

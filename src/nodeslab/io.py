@@ -20,7 +20,7 @@ from nodeslab.posterior import Posterior
 from nodeslab.shrinking import sizes_of, take_sizes
 from nodeslab.spec import Edge, Factor, Horseshoe, Node, Normal, Prior
 
-__all__ = ["example_for", "load", "save"]
+__all__ = ["example_for", "example_of", "load", "save"]
 
 FACTORS: dict[str, type[Factor]] = {c.__name__: c for c in (Normal, Node, Edge, Horseshoe)}
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Gaussian, Categorical, Bernoulli)}
@@ -129,7 +129,11 @@ def _row(meta: dict[str, Any]) -> tuple[Row, ...] | None:
 
 def example_for(path: str | os.PathLike[str], net: nn.Module) -> tuple[Tensor, ...] | None:
     """Two rows of zeros that fit the network in a file, or None where neither the file nor its first layer says how."""
-    row = _row(sealed.read(path, "model")[0])
+    return example_of(net, _row(sealed.read(path, "model")[0]))
+
+
+def example_of(net: nn.Module, row: tuple[Row, ...] | None) -> tuple[Tensor, ...] | None:
+    """Two rows of zeros that fit a network, from what one row looks like, or from the network's first layer."""
     first = next((m for m in net.modules() if isinstance(m, SELECTABLE)), None)
     if row is None and isinstance(first, nn.Linear):
         row = (("float", (first.in_features,)),)

@@ -17,7 +17,7 @@ from nodeslab.checks import number
 if TYPE_CHECKING:
     from nodeslab.prediction import Prediction
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood", "Noise"]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood", "Noise", "Weighted"]
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -44,8 +44,12 @@ class Likelihood(ABC):
         """y in the shape and type that `nll` takes, checked against one batch of the network's outputs."""
 
     @abstractmethod
+    def each(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
+        """-log p(y | outputs) of each value of y, rows first."""
+
     def nll(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
         """-log p(y | outputs), summed over the rows."""
+        return self.each(outputs, y, noise).sum()
 
     @abstractmethod
     def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
@@ -106,8 +110,11 @@ class Gaussian(Likelihood):
         if noise is None and not isinstance(self.sigma, str):
             constant = y.numel() * (math.log(self.sigma) + 0.5 * LOG_2PI)
             return (outputs - y).square().sum() * (0.5 / self.sigma**2) + constant
+        return self.each(outputs, y, noise).sum()
+
+    def each(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
         sigma = self.scale(outputs, noise)
-        return (((outputs - y) / sigma).square() * 0.5 + torch.log(sigma) + 0.5 * LOG_2PI).sum()
+        return ((outputs - y) / sigma).square() * 0.5 + torch.log(sigma) + 0.5 * LOG_2PI
 
     def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
         low, high = prediction.interval(0.9)
@@ -156,6 +163,9 @@ class Categorical(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
         return F.cross_entropy(outputs, y, reduction="sum")
 
+    def each(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none")
+
     def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
         p = prediction.mean.movedim(1, -1)
         return _classification(p.reshape(-1, p.shape[-1]), y.reshape(-1))
@@ -172,12 +182,52 @@ class Bernoulli(Likelihood):
             )
         return Gaussian().targets(y, outputs)
 
-    def nll(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
-        return F.binary_cross_entropy_with_logits(outputs, y, reduction="sum")
+    def each(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, y, reduction="none")
 
     def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
         p = prediction.mean.reshape(-1)
         return _classification(torch.stack([1.0 - p, p], 1), y.reshape(-1).long())
+
+
+@dataclass(frozen=True)
+class Weighted(Likelihood):
+    """sum_i w_i log p(y_i | x_i): a row of weight 2 is two equal rows, one of weight 0 is none.
+
+    y has one column more than the targets of `base`, the last one: the weights. It is for a fit only; a model predicts
+    with `base`. A noise that is learnt must stand in the model before the fit, started on the weighted targets.
+    """
+
+    base: Likelihood
+
+    def outputs(self, outputs: Tensor) -> None:
+        self.base.outputs(outputs)
+
+    def targets(self, y: Tensor, outputs: Tensor) -> Tensor:
+        if y.dim() != 2 or y.shape[1] < 2 or not y.is_floating_point():
+            raise ValueError(
+                f"y has shape {tuple(y.shape)} and type {y.dtype}; targets and a last column of weights, as real "
+                "numbers, were expected."
+            )
+        values, weights = y[:, :-1], y[:, -1:]
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+            raise ValueError("The weights in the last column of y must be finite and at least 0.")
+        if isinstance(self.base, Categorical):
+            values = values.long()
+        checked = self.base.targets(values, outputs).reshape(len(y), -1)
+        return torch.cat([checked.to(outputs.dtype), weights.to(outputs.dtype)], 1)
+
+    def each(self, outputs: Tensor, y: Tensor, noise: Noise | None) -> Tensor:
+        values = y[:, 0].long() if isinstance(self.base, Categorical) else y[:, :-1].reshape(outputs.shape)
+        loss = self.base.each(outputs, values, noise)
+        return loss.reshape(len(y), -1).sum(1) * y[:, -1]
+
+    def metrics(self, prediction: Prediction, y: Tensor) -> dict[str, float]:
+        raise ValueError("Weighted is for a fit; measure a prediction with the likelihood that it weighs.")
+
+    @property
+    def learns(self) -> bool:
+        return self.base.learns
 
 
 def _classification(p: Tensor, labels: Tensor) -> dict[str, float]:

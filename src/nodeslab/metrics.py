@@ -12,7 +12,7 @@ from torch import Tensor
 from nodeslab.checks import whole
 from nodeslab.data import as_targets
 
-__all__ = ["accuracy", "brier", "categorical_nll", "coverage", "ece", "gaussian_nll", "rmse"]
+__all__ = ["accuracy", "brier", "categorical_nll", "coverage", "ece", "gaussian_nll", "reliability", "rmse"]
 
 
 def _values(x: Any, name: str) -> Tensor:
@@ -84,15 +84,26 @@ def brier(probabilities: Any, labels: Any) -> float:
     return float((p - hot).square().sum(1).mean())
 
 
-def ece(probabilities: Any, labels: Any, bins: int = 15) -> float:
-    """Expected calibration error: sum over bins of (share of rows) |accuracy - mean confidence|."""
+def reliability(probabilities: Any, labels: Any, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each bin of confidence: the share of rows, their mean confidence, and how many of them are right.
+
+    The last two are NaN where a bin is empty.
+    """
     p, y = _labelled(probabilities, labels)
     count = whole("bins", bins)
     confidence, guess = p.max(1)
     which = (confidence * count).long().clamp_max(count - 1)
-    right = (guess == y).double()
-    gap = torch.zeros(count, dtype=torch.float64).index_add_(0, which, right - confidence)
-    return float(gap.abs().sum() / len(y))
+    rows, sure, right = (
+        torch.zeros(count, dtype=torch.float64).index_add_(0, which, values)
+        for values in (torch.ones_like(confidence), confidence, (guess == y).double())
+    )
+    return rows / len(y), sure / rows, right / rows
+
+
+def ece(probabilities: Any, labels: Any, bins: int = 15) -> float:
+    """Expected calibration error: sum over bins of (share of rows) |accuracy - mean confidence|."""
+    share, confidence, accuracy = reliability(probabilities, labels, bins)
+    return float((share * (accuracy - confidence).abs())[share > 0].sum())
 
 
 def coverage(low: Any, high: Any, y: Any) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from nodeslab.checks import whole
 from nodeslab.streamed import Reader, Rows
 
-__all__ = ["Parquet", "RowGroups"]
+__all__ = ["Parquet", "RowGroups", "pyarrow_modules"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RowGroups(Reader):
     """The row groups of all files, one after the other; empty ones are left out."""
 
     def __init__(self, table: Parquet) -> None:
-        self._arrow, self._parquet = _pyarrow()
+        self._arrow, self._parquet = pyarrow_modules()
         self.target = table.target
         self.files = table.files()
         opened = [self._open(file) for file in self.files]
@@ -169,7 +169,8 @@ class RowGroups(Reader):
         return repr([list(self.sizes), self.features, self.target, str(self._type), str(self._target_type)])
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow_modules() -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet, or a sentence where they are not installed."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as e:

@@ -114,7 +114,7 @@ class Randomness:
     def put_back(self, source: Source) -> None:
         torch.set_rng_state(self.tensors["torch"])
         cuda = [self.tensors[k] for k in sorted(k for k in self.tensors if k.startswith("cuda"))]
-        if cuda:
+        if cuda and torch.cuda.is_available():  # a fit that was begun there may go on elsewhere
             torch.cuda.set_rng_state_all(cuda)
         version, numbers, extra, rest = self.python
         np.random.set_state((rest[0], self.tensors["numpy"].numpy().astype(np.uint32), *rest[1:]))

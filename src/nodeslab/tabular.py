@@ -1,251 +1,296 @@
-"""`nodeslab fit`: a table of numbers in a file, a network, a fit that can be resumed, and figures on held-out rows."""
+"""From a table in a file to a network: the plan, the fit that goes on where it stopped, predictions in its units."""
 
 from __future__ import annotations
 
 import csv
-import json
-import os
-import zipfile
+import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from nodeslab.checks import number, whole
+from nodeslab.folder import Folder, aside, history_json, read_json, write_json
 from nodeslab.io import save
-from nodeslab.likelihoods import Categorical, Gaussian, Likelihood
+from nodeslab.likelihoods import Likelihood
 from nodeslab.metrics import rmse
-from nodeslab.model import Bayesian, bayesian
+from nodeslab.model import Bayesian
 from nodeslab.parallel import join
-from nodeslab.parquet import Parquet
-from nodeslab.prediction import predict
-from nodeslab.spec import Prior, hsbnn, ssig, svbnn, vbnn
-from nodeslab.training import History, fit
+from nodeslab.parquet import pyarrow_modules
+from nodeslab.prediction import ClassPrediction, Prediction, RegressionPrediction, predict
+from nodeslab.preprocessing import Findings, Preprocessing, Rows, prepare, task_of
+from nodeslab.recipe import Fitted, Recipe, fit_rows
+from nodeslab.sealed import previous_of
+from nodeslab.table import Array, Table, read_table
 
-__all__ = ["MODELS", "Choices", "Preprocessing", "fit_file", "read"]
+__all__ = ["DRAWS", "Answer", "Ask", "Plan", "answer", "fit_plan", "plan", "state", "write_answer"]
 
-MODELS = {"ss-ig": ssig, "vbnn": vbnn, "sv-bnn": svbnn, "hs-bnn": hsbnn}
-#: A target of whole numbers with at most so many values is taken for classes.
-CLASSES = 10
 HELD_OUT = 0.1
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
+#: Draws of a prediction, of the figures and of an exported file: the same, with seed 0, so that they agree.
+DRAWS = 100
+AT_ONCE = 50_000  # rows of one prediction, to bound the memory
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What `nodeslab fit` can be told."""
+class Ask:
+    """What `nodeslab fit` was asked for."""
 
-    model: str = "ss-ig"
+    file: Path
+    target: str | None
+    recipe: Recipe
     task: str = "auto"
-    hidden: tuple[int, ...] = (50,)
-    epochs: int = 500
-    batch_size: int = 128
-    lr: float = 3e-3
-    seed: int = 0
+    drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
-            whole(name, getattr(self, name), least)
-        for width in self.hidden:
-            whole("hidden", width)
-        number("lr", self.lr, 0.0)
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """What a row goes through before the network sees it: x = (column - center) / scale; y too, or its class."""
-
-    features: tuple[str, ...]
-    target: str
-    task: str
-    center: tuple[float, ...]
-    scale: tuple[float, ...]
-    target_center: float = 0.0
-    target_scale: float = 1.0
-    classes: tuple[float, ...] = ()
-
-    def X(self, rows: Array) -> Array:
-        out: Array = (rows - np.array(self.center)) / np.array(self.scale)
-        return out
-
-    def y(self, values: Array) -> np.ndarray[Any, Any]:
-        if self.task == "classification":
-            return np.searchsorted(np.array(self.classes), values)
-        return (values - self.target_center) / self.target_scale
+    def facts(self) -> dict[str, Any]:
+        """What tells one fit from another; the file counts by what is in it, wherever it lies."""
+        if not self.file.is_file():
+            what = "is a folder; give a .csv, .parquet or .npz file" if self.file.is_dir() else "does not exist"
+            raise FileNotFoundError(f"The file {self.file} {what}.")
+        with open(self.file, "rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(f)
+        recipe = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}
+        lists = {"drop": sorted(self.drop), "categories": sorted(self.categories)}
+        return {"data": digest, "target": self.target, "task": self.task, **lists, **recipe}
 
 
-def read(file: Path, target: str | None) -> tuple[Array, Array, tuple[str, ...], str]:
-    """X, y, the names of X's columns and the target's, from .csv (with a header), .parquet or .npz (X and y)."""
-    kind = file.suffix.lower()
-    if not file.is_file():
-        raise FileNotFoundError(f"There is no file {file}.")
-    if kind == ".npz":
-        return _npz(file, target or "y")
-    if kind not in (".csv", ".parquet"):
-        raise ValueError(f"{file} must be a .csv, .parquet or .npz file, got {kind or 'no ending'}.")
-    if target is None:
-        raise ValueError(f"Say which column of {file} is to be predicted: --target NAME.")
-    if kind == ".parquet":
-        table = Parquet(file, target)
-        parts = [(X.astype(np.float64), y.astype(np.float64)) for X, y in table.batches()]
-        return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts]), table.columns, target
-    return _csv(file, target)
+def _digest(f: Any) -> str:
+    h = hashlib.sha256()
+    while part := f.read(1 << 20):
+        h.update(part)
+    return h.hexdigest()
 
 
-def _npz(file: Path, target: str) -> tuple[Array, Array, tuple[str, ...], str]:
-    try:
-        arrays = dict(np.load(file, allow_pickle=False))
-    except (EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile) as e:
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is going to be fitted, as data that prints itself."""
+
+    ask: Ask
+    made: Preprocessing
+    findings: Findings
+    X: Array
+    y: np.ndarray[Any, Any]
+    X_test: Array
+    y_test: np.ndarray[Any, Any]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        made = self.made
+        count = len(made.numbers), len(made.categories)
+        kinds = [f"{n} column{'s' if n != 1 else ''} of {k}" for n, k in zip(count, ("numbers", "texts"), strict=True)]
+        said = " and ".join(k for k, n in zip(kinds, count, strict=True) if n)
+        classes = f" into {len(made.classes)} classes" if made.classes else ""
+        head = (
+            f"{self.ask.file}: {len(self.y)} rows to train on, {len(self.y_test)} to test; {made.task} of "
+            f"{made.target!r}{classes} from {said}."
+        )
+        return "\n".join([head, *(f"  {note}" for note in self.notes)])
+
+
+def state(out: Path, facts: Mapping[str, Any]) -> str:
+    """What a folder holds of this fit: "new", "begun" or "finished"; another fit's folder is refused."""
+    folder = Folder(out)
+    if (out.exists() and not out.is_dir()) or any(p.is_file() for p in out.parents):
+        raise ValueError(f"--out {out} is not a folder, and cannot become one.")
+    if not folder.fit.exists():
+        if folder.model.exists():
+            raise ValueError(f"{out} holds a model that is not of a fit; name another --out.")
+        return "new"
+    before = read_json(folder.fit)
+    changed = [name for name in {**facts, **before} if before.get(name) != facts.get(name)]
+    if changed:
         raise ValueError(
-            f"{file} cannot be read as an .npz file ({e}); write it with numpy.savez(file, X=X, y=y)."
-        ) from e
-    missing = [name for name in ("X", target) if name not in arrays]
-    if missing:
-        raise ValueError(f"{file} holds {', '.join(arrays)}; arrays X and {target} were expected.")
-    X, y = arrays["X"], arrays[target]
-    for name, array in (("X", X), (target, y)):
-        if array.dtype.kind not in "fiub":
-            raise TypeError(f"{name} in {file} has type {array.dtype}; it must hold real numbers.")
-    if X.ndim != 2 or y.shape not in ((len(X),), (len(X), 1)):
-        raise ValueError(f"{file} has X of shape {X.shape} and {target} of shape {y.shape}, not (n, columns) and (n,).")
-    names = tuple(f"X[{i}]" for i in range(X.shape[1]))
-    return X.astype(np.float64), y.reshape(-1).astype(np.float64), names, target
+            f"{out} holds another fit ({', '.join(changed)} differ); give the same arguments, or another --out."
+        )
+    return "finished" if folder.finished else "begun"
 
 
-def _csv(file: Path, target: str) -> tuple[Array, Array, tuple[str, ...], str]:
-    with open(file, newline="", encoding="utf-8-sig") as f:
-        try:
-            header, *rows = list(csv.reader(f)) or [[]]
-        except (csv.Error, UnicodeDecodeError) as e:
-            raise ValueError(f"{file} cannot be read as a CSV file ({e}); save it as plain CSV in UTF-8.") from e
-    if not header:
-        raise ValueError(f"{file} is empty; a header and rows of numbers were expected.")
-    if header.count(target) != 1:
-        raise ValueError(f"{file} has {header.count(target)} columns called {target!r}; it has {', '.join(header)}.")
-    for i, row in enumerate(rows):
-        if len(row) != len(header):
-            raise ValueError(f"{file} has {len(row)} values in row {i}, but {len(header)} columns.")
-    try:
-        values = np.array(rows, dtype=np.float64)
-    except ValueError:
-        values = np.array([[_number(file, header[j], i, v) for j, v in enumerate(r)] for i, r in enumerate(rows)])
-    if len(values) == 0:
-        raise ValueError(f"{file} has a header and no rows.")
-    place = header.index(target)
-    features = tuple(name for name in header if name != target)
-    return np.delete(values, place, 1), values[:, place], features, target
-
-
-def _number(file: Path, column: str, row: int, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
+def plan(ask: Ask) -> Plan:
+    """Read the file, look at every column, and hold rows out for a test."""
+    table = read_table(ask.file).without(ask.drop)
+    if ask.target is None and ask.file.suffix.lower() != ".npz":
+        raise ValueError(f"Say which column of {ask.file} is to be predicted: --target NAME. It has {table.names()}.")
+    target = ask.target or "y"
+    for name in (target, *ask.categories):
+        table.column(name)
+    if len(table.columns) == 1:
+        raise ValueError(f"{ask.file} has no column but {target!r}; a prediction needs at least one more.")
+    task, texts = task_of(table, target, ask.task, ask.categories)
+    there = table.texts(target) != "" if texts else ~np.isnan(table.numbers(target))
+    rows = np.flatnonzero(there)
+    order: Rows = rows[np.random.default_rng(ask.recipe.seed).permutation(len(rows))]
+    held = max(2, round(len(rows) * HELD_OUT))
+    if len(rows) - held < 2:
         raise ValueError(
-            f"{file} holds {value!r} in row {row}, column {column!r}; every value must be a number: encode it or drop "
-            "the column."
-        ) from None
-
-
-def _prepare(X: Array, y: Array, features: tuple[str, ...], target: str, task: str) -> Preprocessing:
-    """The training rows' means and standard deviations, and the target's, or its classes."""
-    for name, column in (*zip(features, X.T, strict=True), (target, y)):
-        if (column == column[0]).all():
-            raise ValueError(f"Column {name!r} is constant ({column[0]:g} in every training row); drop it.")
-    values = np.unique(y)
-    integers = bool((values == np.round(values)).all())
-    chosen = task if task != "auto" else "classification" if integers and len(values) <= CLASSES else "regression"
-    common = (features, target, chosen, tuple(X.mean(0).tolist()), tuple(X.std(0).tolist()))
-    if chosen == "classification":
-        if not integers:
-            raise ValueError(f"The classes in {target!r} must be whole numbers, got {values[0]:g}; encode them.")
-        return Preprocessing(*common, classes=tuple(values.tolist()))
-    return Preprocessing(*common, target_center=float(y.mean()), target_scale=float(y.std()))
-
-
-def _build(inputs: int, made: Preprocessing, choices: Choices, n: int) -> tuple[Bayesian, Likelihood]:
-    """The paper's networks: sigmoid and U(-0.6, 0.6) for regression, swish and Kaiming uniform for classes."""
-    regression = made.task == "regression"
-    prior: Prior = MODELS[choices.model]()
-    layers: list[nn.Module] = []
-    before = inputs
-    torch.manual_seed(choices.seed)
-    for width in choices.hidden:
-        layers += [nn.Linear(before, width), nn.Sigmoid() if regression else nn.SiLU()]
-        before = width
-    net = nn.Sequential(*layers, nn.Linear(before, 1 if regression else len(made.classes)))
-    model = bayesian(net, prior, n=n, init="uniform" if regression else "kaiming")
-    return model, Gaussian("learn") if regression else Categorical()
-
-
-def _figures(
-    model: Bayesian, likelihood: Likelihood, made: Preprocessing, X: Array, y: np.ndarray[Any, Any]
-) -> dict[str, float]:
-    """On rows that the fit has not seen; rmse in the target's own units."""
-    p = predict(model, X, draws=100, seed=0)
-    target = likelihood.targets(torch.from_numpy(y), p.mean)
-    figures = likelihood.metrics(p, target)
-    if made.task == "regression":
-        figures["rmse"] = rmse(p.mean, target) * made.target_scale
-    return figures
-
-
-def fit_file(file: Path, target: str | None, out: Path, choices: Choices, as_json: bool) -> None:
-    """Fit, save `model.nodeslab` and `preprocessing.json` in `out`, and print the plan and the figures."""
-    X, y, features, target = read(file, target)
-    order = np.random.default_rng(choices.seed).permutation(len(y))
-    held = max(2, round(len(y) * HELD_OUT))
-    if len(y) - held < 2:
-        raise ValueError(f"{file} has {len(y)} rows; at least 4 are needed, of which some are held out as a test.")
-    for name, column in (*zip(features, X.T, strict=True), (target, y)):
-        if not np.isfinite(column).all():
-            row = int(np.flatnonzero(~np.isfinite(column))[0])
-            raise ValueError(f"Column {name!r} of {file} holds {column[row]} in row {row}; impute it or drop the row.")
+            f"{ask.file} has {len(rows)} rows with a target; at least 4 are needed, of which some are held out as a "
+            "test."
+        )
     test, train = order[:held], order[held:]
-    made = _prepare(X[train], y[train], features, target, choices.task)
-    unknown = np.setdiff1d(y[test], np.array(made.classes)) if made.classes else np.empty(0)
-    if len(unknown):
-        raise ValueError(f"The class {unknown[0]:g} of {target!r} is too rare: no training row has it; drop its rows.")
-    ranks = join()
+    made, findings = prepare(table, target, train, task, texts, ask.categories)
+    X, _ = made.X(table)
+    y, _ = made.y(table)
+    if made.classes and (y[test] < 0).any():
+        row = test[y[test] < 0][0]
+        raise ValueError(
+            f"The class {table.column(target)[row]!r} of {target!r} is too rare: no training row has it; drop its rows."
+        )
+    notes = findings.notes
+    if len(rows) < table.rows:
+        gone = table.rows - len(rows)
+        notes = (f"{gone} row{'s' if gone != 1 else ''} without a target left out.", *notes)
+    return Plan(ask, made, findings, X[train], y[train], X[test], y[test], notes)
+
+
+def fit_plan(planned: Plan, out: Path, facts: Mapping[str, Any], progress: bool | None = None) -> dict[str, Any]:
+    """Fit, going on from what `out` holds; write the model and the rest there, and give the result as JSON."""
+    folder, made, ranks = Folder(out), planned.made, join()
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
+        write_json(folder.fit, facts)
     ranks.wait()
-    model, likelihood = _build(len(features), made, choices, len(train))
-    if ranks.first and not as_json:
-        print(f"{file}: {len(train)} rows to train on, {held} to test; {made.task} of {target!r}.\n{model}", flush=True)
-    history = fit(
-        model,
-        (made.X(X[train]), made.y(y[train])),
-        likelihood=likelihood,
-        epochs=choices.epochs,
-        batch_size=choices.batch_size,
-        lr=choices.lr,
-        seed=choices.seed,
-        checkpoint=out / "fit.checkpoint",
-    )
+    recipe = planned.ask.recipe
+    try:
+        fitted = fit_rows(planned.X, planned.y, made.task, recipe, checkpoint=folder.checkpoint, progress=progress)
+    except (ValueError, ArithmeticError):
+        if ranks.first and not folder.checkpoint.exists():  # nothing was done, so nothing is to be gone on with
+            folder.fit.unlink(missing_ok=True)
+        raise
+    result = _result(planned, fitted, ranks.count)
     if ranks.first:
-        figures = _figures(model, likelihood, made, made.X(X[test]), made.y(y[test]))
-        save(model, out / "model.nodeslab", torch.from_numpy(made.X(X[test[:2]])).float())
-        aside = out / ".preprocessing.partial"
-        aside.write_text(json.dumps(asdict(made), indent=1) + "\n")
-        os.replace(aside, out / "preprocessing.json")
-        _report(model, history, figures, out, made.task, ranks.count, as_json)
+        save(fitted.model, folder.model, torch.from_numpy(planned.X_test[:2]).float())
+        aside(folder.test, lambda file: np.savez(file, X=planned.X_test, y=planned.y_test))
+        write_json(folder.preprocessing, made.as_json())
+        write_json(folder.result, result)
+        for file in (folder.checkpoint, previous_of(folder.checkpoint)):
+            file.unlink(missing_ok=True)
     ranks.leave()
+    return result
 
 
-def _report(
-    model: Bayesian, history: History, figures: dict[str, float], out: Path, task: str, ranks: int, as_json: bool
-) -> None:
-    nodes = [{"path": r.path, "total": r.total, "open": r.open} for r in model.nodes()]
-    seconds = sum(history.column("seconds"))
-    if as_json:
-        said = {"out": str(out), "task": task, "test": figures, "nodes": nodes, "elbo": history[-1].elbo}
-        print(json.dumps(said | {"epochs": len(history), "seconds": seconds, "ranks": ranks}))
-        return
-    for r in model.nodes():
-        print(f"layer {r.path}: {r.open} of {r.total} nodes open")
-    print(f"test: {', '.join(f'{name} {value:.4g}' for name, value in figures.items())}")
-    print(f"wrote {out / 'model.nodeslab'} and {out / 'preprocessing.json'} after {seconds:.0f} s of training")
+def _result(planned: Plan, fitted: Fitted, ranks: int) -> dict[str, Any]:
+    made, model, history = planned.made, fitted.model, fitted.history
+    return {
+        "file": planned.ask.file.name,
+        "target": made.target,
+        "task": made.task,
+        "rows": {"train": len(planned.y), "test": len(planned.y_test)},
+        "inputs": len(made.encoded),
+        "test": figures(model, fitted.likelihood, made, planned.X_test, planned.y_test),
+        "nodes": [{"path": r.path, "total": r.total, "open": r.open} for r in model.nodes()],
+        "flops_ratio": history[-1].flops_ratio,
+        "elbo": history[-1].elbo,
+        "epochs": len(history),
+        "seconds": sum(history.column("seconds")),
+        "ranks": ranks,
+        "notes": list(planned.notes),
+        "leaks": list(planned.findings.leaks),
+        "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(fitted.recipe).items()},
+        "history": history_json(history),
+    }
+
+
+def figures(
+    model: Bayesian, likelihood: Likelihood, made: Preprocessing, X: Array, y: np.ndarray[Any, Any]
+) -> dict[str, float]:
+    """On rows that the fit has not seen; rmse and nll in the target's own units, beside the mean's or commonest's."""
+    p = predict(model, X, draws=DRAWS, seed=0)
+    target = likelihood.targets(torch.from_numpy(y), p.mean)
+    out = likelihood.metrics(p, target)
+    if made.task == "regression":
+        out["rmse"] = rmse(p.mean, target) * made.scale
+        out["nll"] += math.log(made.scale)
+        return out | {"rmse_of_the_mean": float(np.sqrt(np.mean(y**2))) * made.scale}
+    return out | {"accuracy_of_the_commonest": float(np.mean(y == np.bincount(y).argmax()))}
+
+
+# ---- predictions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Predictions of every row of a table, column by column; what was filled in; the score where there is a target."""
+
+    columns: dict[str, list[Any]]
+    notes: tuple[str, ...]
+    score: dict[str, float]
+
+
+def answer(
+    model: Bayesian, made: Preprocessing, table: Table, level: float = 0.9, draws: int = DRAWS, seed: int = 0
+) -> Answer:
+    """Regression: prediction, std, low, high. Classes: prediction, its probability, entropy, and each class's p."""
+    number("interval", level, 0.0, 1.0)
+    whole("draws", draws)
+    X, notes = made.X(table)
+    parts: list[dict[str, list[Any]]] = []
+    for i in range(0, len(X), AT_ONCE):  # the draws are the seed's in each part
+        parts.append(_columns(predict(model, X[i : i + AT_ONCE], draws=draws, seed=seed), made, level))
+    columns = {name: [v for part in parts for v in part[name]] for name in parts[0]}
+    score: dict[str, float] = {}
+    if made.target in table.columns:
+        try:
+            y, there = made.y(table)
+        except ValueError as e:
+            return Answer(columns, (*notes, f"No score: {e}"), {})
+        if there.any():
+            score = _score(columns, made, y[there], there)
+    return Answer(columns, tuple(notes), score)
+
+
+def _columns(p: Prediction, made: Preprocessing, level: float) -> dict[str, list[Any]]:
+    if isinstance(p, RegressionPrediction):
+        low, high = p.interval(level)
+        values = {"prediction": _units(p.mean, made), "low": _units(low, made), "high": _units(high, made)}
+        spread = (p.std[:, 0].double() * made.scale).tolist()
+        return {"prediction": values["prediction"], "std": spread, "low": values["low"], "high": values["high"]}
+    assert isinstance(p, ClassPrediction)
+    labels = p.labels.tolist()
+    out: dict[str, list[Any]] = {"prediction": [made.classes[i] for i in labels]}
+    out["probability"] = p.probabilities.double().max(1).values.tolist()
+    out["entropy"] = p.entropy.double().tolist()
+    for i, name in enumerate(made.classes):
+        out[f"p({name if isinstance(name, str) else format(name, 'g')})"] = p.probabilities[:, i].double().tolist()
+    return out
+
+
+def _units(standardised: Tensor, made: Preprocessing) -> list[float]:
+    out: list[float] = (standardised[:, 0].double() * made.scale + made.center).tolist()
+    return out
+
+
+def _score(columns: Mapping[str, list[Any]], made: Preprocessing, y: Any, there: Any) -> dict[str, float]:
+    """y: the rows that have a target, in the network's units or codes."""
+    if made.task == "regression":
+        truth = y * made.scale + made.center
+        mean, low, high = (np.array(columns[name])[there] for name in ("prediction", "low", "high"))
+        covered = float(np.mean((low <= truth) & (truth <= high)))
+        return {"rmse": float(np.sqrt(np.mean((mean - truth) ** 2))), "coverage": covered, "rows": len(truth)}
+    places: Mapping[Any, int] = {c: i for i, c in enumerate(made.classes)}
+    labels = np.array([places[v] for v in columns["prediction"]])[there]
+    return {"accuracy": float(np.mean(labels == y)), "rows": len(y)}
+
+
+def write_answer(columns: Mapping[str, list[Any]], file: Path) -> Path:
+    """Predictions as .csv or .parquet, in one step."""
+    if file.suffix.lower() == ".parquet":
+        pa, pq = pyarrow_modules()
+        return aside(file, lambda partial: pq.write_table(pa.table(dict(columns)), partial))
+    return aside(file, lambda partial: _write_csv(columns, partial))
+
+
+def _write_csv(columns: Mapping[str, list[Any]], file: Path) -> None:
+    with open(file, "w", newline="", encoding="utf-8") as f:
+        print_csv(columns, f)
+
+
+def print_csv(columns: Mapping[str, list[Any]], f: Any) -> None:
+    """A line of names and a line for each row, twelve digits of every number."""
+    writer = csv.writer(f, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([f"{v:.12g}" if isinstance(v, float) else v for v in row])

@@ -370,7 +370,7 @@ class _Options:
             digest.update(source.fingerprint())
         same: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "compile", "graph", "epsilon", "window")
+            for name in ("lr", "seed", "samples", "accumulate", "clip", "amp", "compile", "epsilon", "window")
         }
         same |= {"gate_rate": self.gate_rate, "spread_rate": self.spread_rate, "compact": repr(self.compact)}
         for name in ("lr_schedule", "likelihood_schedule"):
@@ -904,6 +904,7 @@ class _Run:
             tensors |= {f"random/{when}/{name}": t for name, t in randomness.tensors.items()}
         meta = {
             "setting": self.setting,
+            "device": self.device.type,
             "epoch": self.epoch,
             "step": self.step,
             "sums": self.sums,
@@ -938,6 +939,12 @@ class _Run:
             raise ValueError(
                 f"{file} belongs to another fit: {', '.join(changed)} differ. Give the same arguments, or another file."
             )
+        if meta.get("device", self.device.type) != self.device.type:
+            warnings.warn(
+                f"{file} was begun on {meta['device']} and goes on on {self.device.type}: the rest is not to the bit what "
+                "it would have been there.",
+                stacklevel=3,
+            )
         self._restore(meta, tensors)
 
     def _restore(self, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -957,7 +964,10 @@ class _Run:
             state.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         for group, saved in zip(groups, meta["optimizer"]["groups"], strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in saved.items()})
+            # how a step is taken is the device's choice, and its rate is set anew in every epoch
+            own = {"capturable", "fused", "foreach"} | ({"lr"} if isinstance(group["lr"], Tensor) else set())
+            taken = {k: v for k, v in saved.items() if k not in own}
+            group.update({k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in taken.items()})
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         for i, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"]):
             if f"gradient/{i}" in tensors:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["against", "cpu", "interleaved", "lenet", "machine", "mlp", "plain_step"]
+__all__ = ["against", "cpu", "interleaved", "lenet", "machine", "mlp", "one_thread", "plain_step"]
 
 
 def mlp(activation: type[nn.Module] = nn.SiLU, width: int = 400) -> nn.Sequential:
@@ -59,6 +60,17 @@ def cpu() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """With more, the idle threads of each runtime and session spin on and take the others' cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def interleaved(

@@ -6,15 +6,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nodeslab.bench import interleaved, lenet, machine, mlp
+from nodeslab.bench import interleaved, lenet, machine, mlp, one_thread
 from nodeslab.costs import cost
 from nodeslab.exporting import export
 from nodeslab.model import bayesian
@@ -80,18 +79,7 @@ def _peak(file: Path, shape: tuple[int, ...]) -> float | None:
     return round(int(said) / 1024, 1)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """With more, the idle threads of each runtime and session spin on and take the others' cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@_one_thread()
+@one_thread()
 def infer(rounds: int = 40) -> dict[str, Any]:
     """Both networks at batch 1, 64 and 1024, eager and in onnxruntime, on one thread; `reached` is the speed-up as a
     share of the ideal one, 1 / FLOPs ratio."""

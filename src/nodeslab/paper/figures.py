@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -20,10 +17,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from nodeslab.paper.claims import Records, last_of
 from nodeslab.paper.published import Printed, authors_curve, paper
 from nodeslab.paper.rows import MODELS, rows_of
+from nodeslab.plot import box_plots
+from nodeslab.svg import BLUE, GREEN, ORANGE, PURPLE, styled, text_of
 
-__all__ = ["FIGURES", "inline", "save"]
+__all__ = ["FIGURES", "save"]
 
-COLOURS = {"SS-IG": "#2f7fd6", "SV-BNN": "#d9772b", "HS-BNN": "#2f9e63", "VBNN": "#9467bd"}
+COLOURS = {"SS-IG": BLUE, "SV-BNN": ORANGE, "HS-BNN": GREEN, "VBNN": PURPLE}
 DATA = {
     "concrete": "Concrete",
     "wine": "Wine",
@@ -33,20 +32,6 @@ DATA = {
     "year": "Year",
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
-}
-INK = "#101112"  # a colour that nothing else has: on the page it becomes the text's
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
 }
 
 
@@ -86,20 +71,7 @@ def sim1(records: Records) -> Figure:
         if not found:
             _not_run(ax)
             continue
-        nodes = sorted(found[0]["weights"], key=lambda w: -max(w))[:20]
-        ink = {"color": COLOURS[name], "linewidth": 1.0}
-        ax.boxplot(
-            nodes,
-            widths=0.6,
-            patch_artist=True,
-            showfliers=False,
-            whis=(0, 100),
-            boxprops={**ink, "facecolor": COLOURS[name] + "55"},
-            whiskerprops=ink,
-            capprops=ink,
-            medianprops={"color": COLOURS[name], "linewidth": 1.8},
-        )
-        ax.set_xticks(range(1, len(nodes) + 1, 2), [str(i) for i in range(1, len(nodes) + 1, 2)])
+        box_plots(ax, sorted(found[0]["weights"], key=lambda w: -max(w))[:20], COLOURS[name])
     return figure
 
 
@@ -315,23 +287,9 @@ FIGURES: dict[str, Callable[[Records], Figure]] = {
 
 def save(experiment: str, records: Records, folder: Path) -> str:
     """Draw an experiment's figure to FOLDER/EXPERIMENT.svg and .png; the SVG's text."""
-    with mpl.rc_context({**STYLE, "svg.hashsalt": experiment}):
+    with styled(experiment):
         figure = FIGURES[experiment](records)
         figure.savefig(folder / f"{experiment}.png", dpi=150, facecolor="white")
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-    text = drawn.getvalue()
+        text = text_of(figure)
     (folder / f"{experiment}.svg").write_text(text, encoding="utf-8")
     return text
-
-
-def inline(svg: str) -> str:
-    """An SVG to stand in an HTML page: it takes the page's text colour, and names no address."""
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", body)
-    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
-    body = body.replace(INK, "currentColor")
-    # the white sheets under the figure and its panels
-    return re.sub(r"fill: #ffffff", "fill: none", body)

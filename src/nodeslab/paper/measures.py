@@ -16,7 +16,7 @@ from nodeslab.paper.cases import Case
 from nodeslab.paper.rows import Row
 from nodeslab.prediction import RegressionPrediction, isolated_seed, predict
 
-__all__ = ["Measure", "incoming_weights"]
+__all__ = ["Measure"]
 
 TRAIN_ROWS = 10_000  # training figures are of at most this many rows, the first
 FIGURES = 6  # significant digits in a record
@@ -35,6 +35,7 @@ class Measure:
     model: Bayesian
     probe: Probe = field(init=False)
     nodes: dict[str, int] = field(init=False)
+    parts: dict[str, tuple[Tensor, Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         with warnings.catch_warnings():
@@ -42,13 +43,15 @@ class Measure:
             self.probe = Probe(self.model, self.case.X[:1])
         hidden = [p for p in self.model._posteriors() if not p.output]
         self.nodes = {p.path: p.geometry.nodes for p in hidden}
+        case, there = self.case, next(self.model.posteriors.parameters()).device  # the rows go there once
+        train = case.X[:TRAIN_ROWS].to(there), case.y[:TRAIN_ROWS]
+        self.parts = {"train": train, "test": (case.X_test.to(there), case.y_test)}
 
     def at(self, epoch: int) -> dict[str, float]:
         """One epoch: errors on training and test rows, and what is left of the network."""
-        case, draws = self.case, self.row.curve_draws
         out: dict[str, float] = {"epoch": epoch}
-        for part, X, y in (("train", case.X[:TRAIN_ROWS], case.y[:TRAIN_ROWS]), ("test", case.X_test, case.y_test)):
-            p = predict(self.model, X, draws=draws, seed=epoch)
+        for part, (X, y) in self.parts.items():
+            p = predict(self.model, X, draws=self.row.curve_draws, seed=epoch)
             out |= {f"{part}_{name}": value for name, value in self._errors(p, y).items()}
         return out | self.left(seed=epoch)
 
@@ -99,7 +102,7 @@ class Measure:
     def final(self) -> dict[str, float]:
         """The figures of the tables: 30 draws on the test rows."""
         case = self.case
-        p = predict(self.model, case.X_test, draws=self.row.draws, seed=0)
+        p = predict(self.model, self.parts["test"][0], draws=self.row.draws, seed=0)
         errors = self._errors(p, case.y_test)
         out = {"test_log_likelihood": -errors.pop("nll"), **{f"test_{name}": v for name, v in errors.items()}}
         if isinstance(p, RegressionPrediction):
@@ -112,19 +115,3 @@ class Measure:
         if case.noise_rmse is not None:
             out |= {"noise_rmse_train": case.noise_rmse[0], "noise_rmse_test": case.noise_rmse[1]}
         return {name: rounded(value) for name, value in {**out, **self.left(seed=0)}.items()}
-
-
-def incoming_weights(model: Bayesian, draws: int = 10) -> list[list[float]]:
-    """For each node of the first layer the magnitudes of its incoming weights and bias, over some draws."""
-    posterior = next(model._posteriors())
-    values = []
-    with isolated_seed(0), torch.no_grad():
-        for _ in range(draws):
-            with model.drawn() as net:
-                layer = net.get_submodule(posterior.path)
-                weight, bias = layer._parameters["weight"], layer._parameters["bias"]
-                assert weight is not None
-                assert bias is not None
-                values.append(torch.cat([weight.detach().flatten(1), bias.detach()[:, None]], 1).abs())
-    together = torch.cat(values, 1)
-    return [[float(f"{v:.4g}") for v in node] for node in together.tolist()]

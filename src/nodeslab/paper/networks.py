@@ -55,8 +55,9 @@ def prior_of(row: Row, case: Case) -> Prior:
     if row.model != "ss-ig":
         raise ValueError(f"experiments.json, row {row.name}: there is no model {row.model!r}.")
     prior: float | tuple[float, ...] | None
-    if row.exponents is not None and isinstance(row.network, tuple):
-        prior = tuple(math.exp(-e) / k for e, k in zip(row.exponents, row.network, strict=True))
+    if row.exponents is not None:
+        widths = row.network if isinstance(row.network, tuple) else LENET[1][:-1]
+        prior = tuple(math.exp(-e) / k for e, k in zip(row.exponents, widths, strict=True))
     elif row.prior == "authors":
         prior = tuple(authors_image_priors("lenet" if row.network == "lenet" else "mlp", len(case.y)))
     elif isinstance(row.prior, str):

@@ -60,10 +60,12 @@ def authors_curve(network: str, data: str, model: str) -> dict[str, list[float]]
     return _curves()[network, data, model]
 
 
-def authors_last(network: str, data: str, model: str, column: str, epochs: int = 50) -> float | None:
-    """The mean of a column over the last epochs of the authors' records; None where they recorded none."""
+def authors_last(
+    network: str, data: str, model: str, column: str, epochs: int = 50, end: float | None = None
+) -> float | None:
+    """The mean of a column over the last epochs of the authors' records, up to `end`; None where they recorded none."""
     curve = authors_curve(network, data, model)
     if column not in curve:
         return None
-    end = curve["epoch"][-1]
-    return fmean(v for e, v in zip(curve["epoch"], curve[column], strict=True) if e > end - epochs)
+    last = curve["epoch"][-1] if end is None else min(end, curve["epoch"][-1])
+    return fmean(v for e, v in zip(curve["epoch"], curve[column], strict=True) if last - epochs < e <= last)

@@ -11,6 +11,7 @@ from nodeslab.paper import records as files
 from nodeslab.paper.claims import Claim, Records, by_name, claims_of, counted
 from nodeslab.paper.rows import NAMES, experiments
 from nodeslab.paper.tables import html_table, latex, markdown
+from nodeslab.sheet import sheet
 
 __all__ = ["report"]
 
@@ -25,6 +26,7 @@ def report(folder: Path, out: Path) -> list[str]:
     """Write report.md, report.tex, index.html and a figure for each experiment; one line about each."""
     try:
         from nodeslab.paper import figures
+        from nodeslab.svg import inline
     except ImportError as e:
         raise ValueError('nodeslab report needs matplotlib: pip install "nodeslab[plot]"') from e
     found = files.read_all(folder)
@@ -37,7 +39,7 @@ def report(folder: Path, out: Path) -> list[str]:
     for name in NAMES:
         claims[name] = claims_of(name, records)
         svg = figures.save(name, records, out)
-        parts.append(_section(name, known[name], claims[name], figures.inline(svg), records))
+        parts.append(_section(name, known[name], claims[name], inline(svg, name, known[name]["what"]), records))
         runs = sum(len(v) for k, v in records.items() if k.split("/")[0] == name)
         said.append(f"{name}: {runs} records, {counted(claims[name])}")
     (out / "report.md").write_text(_markdown(known, claims, found), encoding="utf-8")
@@ -85,27 +87,20 @@ def _section(name: str, what: dict[str, Any], claims: list[Claim], svg: str, rec
     )
 
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1d21; --paper: #ffffff; --line: #d5d8de; --met: #1a7f4b; --missed: #b3361b }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e6ea; --paper: #16181c; --line: #3a3e46; --met: #58c48a; --missed: #ff8a6b }
+#: A figure of many panels is not squeezed into a phone: it scrolls in its own frame. The bars wrap, so that the
+#: verdicts stay in sight.
+CSS = """
+figure { overflow-x: auto } figure svg { min-width: 42rem }
+#uci svg, #mlp svg, #lenet svg { min-width: 60rem }
+th, td { white-space: nowrap } td:nth-child(2), td:nth-child(6) { white-space: normal; min-width: 9rem }
+@media print {
+  figure svg, #uci svg, #mlp svg, #lenet svg { min-width: 0 } table { font-size: 7pt }
+  th, td { white-space: normal; padding: .15rem .4rem } td:nth-child(2), td:nth-child(6) { min-width: 0 }
 }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 72rem; padding: 1rem 1.5rem 4rem }
-nav a { color: inherit; margin-right: 1rem }
-figure { margin: 1rem 0 } figure svg { width: 100%; height: auto; font-family: system-ui, sans-serif }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
-th, td { text-align: left; padding: .25rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap }
-.met { color: var(--met); font-weight: 600 } .missed { color: var(--missed); font-weight: 600 } .open { opacity: .7 }
 """
 
 
 def _page(body: str, found: list[dict[str, Any]]) -> str:
     links = "".join(f'<a href="#{name}">{name}</a>' for name in NAMES)
     words = " ".join(filter(None, (_origin(found), _quick(found), RULE)))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{TITLE}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><h1>{TITLE}</h1><p>{html.escape(words)}</p><nav>{links}</nav>\n"
-        f"{body}\n</body></html>\n"
-    )
+    return sheet(TITLE, f"<h1>{TITLE}</h1><p>{html.escape(words)}</p><nav>{links}</nav>\n{body}", CSS)

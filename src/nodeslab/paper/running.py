@@ -19,11 +19,12 @@ import torch
 
 import nodeslab
 from nodeslab.bench import cpu
+from nodeslab.incoming import incoming_weights
 from nodeslab.kernel import kernel
 from nodeslab.model import Bayesian
 from nodeslab.paper import records
 from nodeslab.paper.cases import Case, Flipped, case_for, missing
-from nodeslab.paper.measures import Measure, incoming_weights, rounded
+from nodeslab.paper.measures import Measure, rounded
 from nodeslab.paper.networks import likelihood_of, model_of
 from nodeslab.paper.rows import Row, rows_of
 from nodeslab.replicas import fit_replicas
@@ -136,7 +137,7 @@ def run_one(row: Row, out: Path, device: str, seed: int) -> None:
         measured.unlink(missing_ok=True)
     history = fit(
         model,
-        _data(row, case),
+        _data(row, case, device),
         likelihood=likelihood_of(row, case),
         epochs=row.epochs,
         batch_size=row.batch_size,
@@ -147,6 +148,7 @@ def run_one(row: Row, out: Path, device: str, seed: int) -> None:
         gate_rate=row.gate_rate,
         spread_rate=row.spread_rate,
         compact=row.compact,
+        graph=device != "cpu",
         checkpoint=checkpoint,
         callback=look,
         progress=None,
@@ -168,10 +170,10 @@ def _measured_before(path: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def _data(row: Row, case: Case) -> Any:
+def _data(row: Row, case: Case, device: str) -> Any:
     if not row.flips:
         return case.X, case.y
-    return Flipped(case.X, case.y, row.batch_size, tuple(case.X.shape[1:]))
+    return Flipped(case.X.to(device), case.y, row.batch_size, tuple(case.X.shape[1:]))
 
 
 def _ramp(arguments: tuple[Any, ...] | None) -> Ramp | None:
@@ -272,7 +274,7 @@ def _write(
         "environment": environment(device),
     }
     if row.keep_weights:
-        record["weights"] = incoming_weights(measure.model)
+        record["weights"] = [[float(f"{v:.4g}") for v in node] for node in incoming_weights(measure.model).tolist()]
     records.write(path, record)
 
 
@@ -292,10 +294,11 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that the package runs from, with "+" where files differ from it; None without one."""
+    """The commit of the checkout that the package runs from, with "+" where files differ from it; where there is no
+    checkout, what NODESLAB_COMMIT says, or None."""
     command = ["git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run([*command, "--dirty=+"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("NODESLAB_COMMIT")
     return found.stdout.strip() or None
