@@ -17,7 +17,7 @@ from torch import nn
 
 import nodeslab as ns
 from nodeslab import bench, cli
-from nodeslab.bench import authors, bars, command, digits, peers, predict, replicas, scale, step, train
+from nodeslab.bench import authors, bars, command, digits, peers, precision, predict, replicas, scale, step, train
 from nodeslab.bench.bars import Bar
 from nodeslab.kl import bernoulli, gaussian
 
@@ -180,6 +180,14 @@ def test_train(few: digits.Digits) -> None:
     assert both["compact"]["open"] <= 800
     assert both["compact"]["accuracy_apart"] >= 0
     assert not bars.verdicts({**result, "accuracy and open nodes": {}})  # two epochs have no bar
+
+
+def test_precision(few: digits.Digits) -> None:
+    result = precision.precision(rounds=1, epochs=2, seeds=2, data=few, batch_size=50)
+    fits = result["784-400-400-10, 2 epochs, compact"]
+    assert set(fits) == {"float32", "bfloat16"}
+    assert all(0 <= fit["accuracy"] <= 1 and fit["open_sd"] >= 0 for fit in fits.values())
+    assert result["lenet-caffe, batch 256"]["float32"]["ratio"] == 1.0
 
 
 def test_a_fit_beside_its_rivals_is_the_fit_alone(few: digits.Digits) -> None:

@@ -306,7 +306,7 @@ def test_every_command_has_an_example_and_json() -> None:
         return [p for group in groups for inner in group.choices.values() for p in (parsers(inner) or [inner])]
 
     found = parsers(make_parser())
-    assert len(found) == 10 + 7
+    assert len(found) == 10 + 8
     for parser in found:
         text = " ".join(parser.format_help().split())  # type: ignore[attr-defined]
         assert f"example: {parser.prog} " in text or f"example: {parser.prog}" == text[-len(parser.prog) - 9 :]  # type: ignore[attr-defined]

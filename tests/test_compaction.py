@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import nodeslab as ns
 from nodeslab.compaction import Compaction
+from nodeslab.remains import SlabKL
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(2))
 Y = torch.sin(2 * X[:, 0]) + 0.1 * X[:, 1]
@@ -112,6 +113,23 @@ def test_the_records_kl_goes_on() -> None:
     remains = compaction.remains.kl(model)
     assert isinstance(remains, Tensor)
     assert remains.item() == pytest.approx(columns, rel=1e-12)
+
+
+@pytest.mark.parametrize("sigmas", [(0.7, 0.7), (0.7, 1.3)])
+def test_the_remains_gradients_are_autograds(sigmas: tuple[float, float]) -> None:
+    """Two slabs, one with gates and one without."""
+    tensors = [torch.randn(rows, 7, dtype=torch.float64, requires_grad=True) for rows in (5, 3, 5, 3)]
+    gate = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    wanted = torch.zeros((), dtype=torch.float64)
+    for mean, rho, g, sigma in zip(tensors[:2], tensors[2:], (gate, torch.ones(3).double()), sigmas, strict=True):
+        prior = torch.distributions.Normal(*(torch.full((), v, dtype=torch.float64) for v in (0.0, sigma)))
+        q = torch.distributions.Normal(mean, torch.nn.functional.softplus(rho))
+        wanted = wanted + (torch.distributions.kl_divergence(q, prior).sum(1) * g).sum()
+    found = SlabKL.apply(sigmas, *tensors, gate, None)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-12)
+    leaves = [*tensors, gate]
+    for a, b in zip(torch.autograd.grad(3 * found, leaves), torch.autograd.grad(3 * wanted, leaves), strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
 def _columns(model: ns.Bayesian, gone: Tensor) -> float:

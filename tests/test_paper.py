@@ -56,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_row_is_a_run_that_the_paper_describes() -> None:
     rows = {r.name: r for r in rows_of(NAMES)}
-    assert len(rows) == 4 + 6 + 24 + 8 + 7 + 6
+    assert len(rows) == 4 + 6 + 24 + 8 + 9 + 6
     assert {r.seeds for r in rows.values() if r.data in ("concrete", "wine", "power", "kin8nm")} == {20}
     assert rows["uci/protein/ss-ig"].seeds == 5
     assert rows["uci/year/ss-ig"].seeds == 1

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from nodeslab.compaction import Compact as Compact
     from nodeslab.costs import Cost as Cost
     from nodeslab.costs import cost as cost
+    from nodeslab.estimators import CrossValidation as CrossValidation
+    from nodeslab.estimators import SpikeSlabClassifier as SpikeSlabClassifier
+    from nodeslab.estimators import SpikeSlabRegressor as SpikeSlabRegressor
+    from nodeslab.estimators import cross_validate as cross_validate
     from nodeslab.exporting import export as export
     from nodeslab.io import load as load
     from nodeslab.io import save as save
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from nodeslab.spec import svbnn as svbnn
     from nodeslab.spec import vbnn as vbnn
     from nodeslab.sweeps import repeat as repeat
+    from nodeslab.tensorboard import TensorBoard as TensorBoard
     from nodeslab.training import History as History
     from nodeslab.training import Ramp as Ramp
     from nodeslab.training import Record as Record
@@ -56,11 +61,13 @@ _HOME = {
     "compaction": ("Compact",),
     "costs": ("Cost", "cost"),
     "exporting": ("export",),
+    "estimators": ("CrossValidation", "SpikeSlabClassifier", "SpikeSlabRegressor", "cross_validate"),
     "io": ("load", "save"),
     "parquet": ("Parquet",),
     "sweeps": ("repeat",),
     "replicas": ("fit_replicas",),
     "shrinking": ("ShrinkPlan", "shrink", "shrink_plan"),
+    "tensorboard": ("TensorBoard",),
     "metrics": (),
     "parallel": (),
     "plot": (),

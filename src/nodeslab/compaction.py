@@ -27,7 +27,8 @@ from nodeslab.shrinking import ShrinkPlan, carry_optimizer, check_cut, cut_bayes
 
 __all__ = ["Compact", "Compaction"]
 
-WORTH = 0.03  # a cut is made when it takes at least this share of a layer's nodes
+WORTH = 0.03  # a cut is made when it takes at least this share of a layer's nodes,
+PATIENCE = 10  # or one that has been as good as closed for so many epochs more than the rule asks
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ class Compaction:
             stay[posterior.path] = quiet < self.choice.epochs
             gone = int((~stay[posterior.path]).sum())
             worth |= gone > max(1, WORTH * len(quiet))  # one may be kept because a layer cannot have none
+            worth |= gone < len(quiet) and bool(
+                ((quiet > self.choice.epochs) & ((quiet - self.choice.epochs) % PATIENCE == 0)).any()
+            )
         settled = optimizer if self.remains.settle(model, optimizer) else None
         if not worth:
             return settled

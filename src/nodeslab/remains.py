@@ -8,19 +8,22 @@ has come home to the prior is let go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from nodeslab import kl
 from nodeslab.model import Bayesian
-from nodeslab.posterior import Posterior, SlabDraw
+from nodeslab.posterior import Posterior
 from nodeslab.shrinking import ShrinkPlan
 
-__all__ = ["Remains"]
+__all__ = ["Remains", "SlabKL"]
 
 HOME = 1e-4  # nats: a weight with less than this is at its prior
 LEAVES = ("mean", "rho")
@@ -37,6 +40,62 @@ class Slab:
         return self.mean if name == "mean" else self.rho
 
 
+class SlabKL(torch.autograd.Function):
+    """sum_k g_k sum KL(N(mu, sigma^2) || N(0, s^2)) over rows k, sigma = softplus(rho), of several slabs in one pass.
+
+        dmu = g mu / s^2,    drho = g (sigma / s^2 - 1 / sigma) sigmoid(rho),    dg = sum KL
+
+    sigmas: s of each slab. tensors: their means, (rows, weights), then their rhos, then their gates, (rows,) or None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sigmas: tuple[float, ...], *tensors: Tensor | None) -> Tensor:
+        count = len(sigmas)
+        shapes = [m.shape for m in tensors[:count] if m is not None]
+        mean, rho = (torch.cat([t.reshape(-1) for t in part if t is not None]) for part in _halves(tensors, count))
+        gates = tensors[2 * count :]
+        spread = softplus(rho)
+        each = torch.mul(mean, mean).addcmul_(spread, spread).mul_(_along([0.5 * s**-2 for s in sigmas], shapes, mean))
+        each.sub_(torch.log(spread)).add_(_along([math.log(s) - 0.5 for s in sigmas], shapes, mean))
+        rows = [part.reshape(shape).sum(1) for part, shape in zip(_parts(each, shapes), shapes, strict=True)]
+        sums = [r.sum() if g is None else torch.dot(r, g) for r, g in zip(rows, gates, strict=True)]
+        ctx.save_for_backward(mean, rho, spread, *rows, *gates)
+        ctx.sigmas, ctx.shapes = sigmas, shapes
+        return sums[0] if count == 1 else torch.stack(sums).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (d,), count, shapes = grads, len(ctx.sigmas), ctx.shapes
+        mean, rho, spread, *others = ctx.saved_tensors
+        rows, gates = others[:count], others[count:]
+        weights = [d.reshape(1, 1) if g is None else (g * d)[:, None] for g in gates]
+        pull = torch.cat([w.expand(shape).reshape(-1) for w, shape in zip(weights, shapes, strict=True)])
+        narrow = _along([s**-2 for s in ctx.sigmas], shapes, mean)
+        away = torch.mul(spread, narrow).sub_(spread.reciprocal()).mul_(torch.sigmoid(rho)).mul_(pull)
+        both = [
+            part.reshape(shape)
+            for flat in (pull.mul_(mean).mul_(narrow), away)
+            for part, shape in zip(_parts(flat, shapes), shapes, strict=True)
+        ]
+        return None, *both, *(None if g is None else r * d for r, g in zip(rows, gates, strict=True))
+
+
+def _halves(tensors: Sequence[Tensor | None], count: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+    return tensors[:count], tensors[count : 2 * count]
+
+
+def _parts(flat: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
+    return torch.split(flat, [shape.numel() for shape in shapes])
+
+
+def _along(numbers: Sequence[float], shapes: Sequence[torch.Size], like: Tensor) -> Any:
+    """A number for each slab, along all of their weights; one number where all have the same."""
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    return torch.cat([like.new_full((shape.numel(),), number) for number, shape in zip(numbers, shapes, strict=True)])
+
+
 class Remains:
     """The slabs that cuts have left behind, by the path of the layer that they lead into."""
 
@@ -50,15 +109,12 @@ class Remains:
 
     def kl(self, model: Bayesian) -> Tensor | float:
         """sum_k gamma_k sum KL(slab) over all that is left, with gradients; 0.0 where nothing is."""
-        total: Tensor | float = 0.0
-        for posterior in model._posteriors():
-            slab = self.slabs.get(posterior.path)
-            if slab is not None:
-                gate = posterior.gamma().get("node")
-                g = None if gate is None else gate[:, None]
-                noise = slab.mean.detach()  # any will do: only the KL is wanted
-                drawn = SlabDraw.apply(slab.mean, slab.rho, noise, None, g, posterior.prior.slab.sigma, None)  # type: ignore[no-untyped-call]
-                total = total + drawn[1]
+        there = [(p, self.slabs[p.path]) for p in model._posteriors() if p.path in self.slabs]
+        if not there:
+            return 0.0
+        slabs, gates = [slab for _, slab in there], [p.gamma().get("node") for p, _ in there]
+        sigmas = tuple(p.prior.slab.sigma for p, _ in there)
+        total: Tensor = SlabKL.apply(sigmas, *(s.mean for s in slabs), *(s.rho for s in slabs), *gates)  # type: ignore[no-untyped-call]
         return total
 
     # ---- at the end of an epoch ----------------------------------------------------------------------------

@@ -202,7 +202,8 @@ def fit(
     likelihood: ns.Gaussian(sigma or "learn"), ns.Categorical() or ns.Bernoulli().
     seed: the same seed on the same machine gives the same bits; torch's own generators are left as they were.
     samples: S, Monte Carlo draws for each step. accumulate: batches for each optimizer step.
-    epsilon: stop when the ELBO, averaged over `window` epochs, changes by less than this many nats.
+    epsilon: stop when the ELBO, averaged over `window` epochs, changes by less than this many nats; not before a
+        likelihood_schedule that is an ns.Ramp has come to its end.
     lr_schedule, likelihood_schedule: factors on lr and on the data term, functions of the share of epochs done,
         such as ns.Ramp(1.0, 0.05, 0.7, 1.0).
     validation: (X, y) whose metrics go into every record.
@@ -809,6 +810,13 @@ class _Run:
         epsilon, window = self.options.epsilon, self.options.window
         if epsilon is None or len(self.history) < 2 * window:
             return False
+        ramp = self.options.likelihood_schedule
+        if (
+            isinstance(ramp, Ramp)
+            and ramp.start != ramp.end
+            and self.epoch - 2 * window < ramp.until * self.options.epochs
+        ):
+            return False  # what is maximised was still on its way
         elbo = [r.elbo for r in self.history.records[-2 * window :]]
         return abs(sum(elbo[window:]) - sum(elbo[:window])) / window < epsilon
 
@@ -941,8 +949,8 @@ class _Run:
             )
         if meta.get("device", self.device.type) != self.device.type:
             warnings.warn(
-                f"{file} was begun on {meta['device']} and goes on on {self.device.type}: the rest is not to the bit what "
-                "it would have been there.",
+                f"{file} was begun on {meta['device']} and goes on on {self.device.type}: the rest is not to the bit "
+                "what it would have been there.",
                 stacklevel=3,
             )
         self._restore(meta, tensors)
@@ -1011,10 +1019,12 @@ def _groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def single_steps(model: Bayesian, batch: tuple[Tensor, Tensor], likelihood: Likelihood) -> Callable[[], object]:
+def single_steps(
+    model: Bayesian, batch: tuple[Tensor, Tensor], likelihood: Likelihood, amp: bool = False
+) -> Callable[[], object]:
     """The step that `fit` takes, on the same batch at each call: for measuring it."""
     X, y = batch
-    options = _Options(likelihood, batch_size=len(y), progress=False)
+    options = _Options(likelihood, batch_size=len(y), amp=amp, progress=False)
     source = Arrays((X,), y, len(y))
     source.rows = model.n
     run = _Run(model, source, options, None, Ranks(0, 1, X.device))

@@ -52,6 +52,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         from nodeslab.bench.scale import ROWS, WIDTHS, scale
 
         return scale(**rounds, rows=tuple(args.rows or ROWS), widths=tuple(args.widths or WIDTHS))
+    if args.what == "precision":
+        from nodeslab.bench.precision import precision
+
+        return precision(**rounds, epochs=args.epochs, seeds=args.seeds)
     if args.what == "peers":
         from nodeslab.bench.peers import peers
 

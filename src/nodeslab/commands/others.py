@@ -69,7 +69,15 @@ def _plot_theory(args: argparse.Namespace, C: float | Sequence[float] | None) ->
 def reproduce(args: argparse.Namespace) -> None:
     from nodeslab.paper.running import reproduce as run
 
-    outcomes = run(args.names, args.out, quick=args.quick, device=args.device, seeds=args.seeds, workers=args.workers)
+    outcomes = run(
+        args.names,
+        args.out,
+        quick=args.quick,
+        device=args.device,
+        seeds=args.seeds,
+        workers=args.workers,
+        backend=args.backend,
+    )
     said = []
     for outcome in outcomes:
         said.append({"name": outcome.row.name, **{k: getattr(outcome, k) for k in ("made", "there", "reason")}})

@@ -99,7 +99,7 @@ def _fit(commands: Any) -> None:
     fit.add_argument("--activation", choices=ACTIVATIONS, help="default: relu")
     fit.add_argument("--epochs", type=_whole(1), metavar="N", help="at most so many (default: by the number of rows)")
     fit.add_argument("--batch-size", type=_whole(1), metavar="N", help="default: by the number of rows")
-    fit.add_argument("--lr", type=_between(0.0, float("inf")), metavar="X", help="Adam's rate (default: 0.003)")
+    fit.add_argument("--lr", type=_between(0.0, float("inf")), metavar="X", help="Adam's rate (default: 0.005)")
     fit.add_argument("--seed", type=_whole(0, LARGEST_SEED), default=0, metavar="N", help="default: 0")
     fit.add_argument("--out", type=Path, default=Path("fit"), metavar="DIR", help="folder to write (default: fit)")
 
@@ -200,6 +200,12 @@ def _reproduce(commands: Any) -> None:
         "--seeds", type=_whole(1), metavar="N", help="how many seeds or splits (default: each row's own)"
     )
     again.add_argument("--workers", type=_whole(1), metavar="N", help="runs at a time (default: one for each core)")
+    again.add_argument(
+        "--backend",
+        choices=["processes", "dask", "ray", "serial"],
+        default="processes",
+        help="where runs go that cannot train as one batch (default: processes)",
+    )
 
 
 def _data(commands: Any) -> None:
@@ -231,6 +237,7 @@ def _bench(commands: Any) -> None:
         ("scale", "time and memory by rows, width and batch"),
         ("peers", "the step of other packages, where they are installed"),
         ("infer", "shrunk networks against dense ones"),
+        ("precision", "bfloat16 autocast: what a step gains by it, and what a fit loses"),
     ):
         one = _command(benches, what, help_, f"bench {what}")
         if what != "train":
@@ -239,10 +246,10 @@ def _bench(commands: Any) -> None:
             one.set_defaults(rounds=None)
         if what == "step":
             one.add_argument("--compiled", action="store_true", help="the plain network through torch.compile as well")
-        if what in ("train", "replicas", "predict"):
-            epochs = 500 if what == "replicas" else 100
+        if what in ("train", "replicas", "predict", "precision"):
+            epochs = {"replicas": 500, "precision": 30}.get(what, 100)
             one.add_argument("--epochs", type=_whole(1), default=epochs, help=f"of each fit (default: {epochs})")
-        if what == "train":
+        if what in ("train", "precision"):
             one.add_argument(
                 "--seeds", type=_whole(1), default=3, help="fits for the spread of the accuracy (default: 3)"
             )

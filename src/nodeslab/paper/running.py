@@ -57,11 +57,12 @@ def reproduce(
     device: str = "cpu",
     seeds: int | None = None,
     workers: int | None = None,
+    backend: str = "processes",
 ) -> Iterator[Outcome]:
     """Make every record of some experiments that is not in the folder yet; one outcome for each row, as it is done.
 
     quick: the small versions, with no data set fetched for them. workers: how many runs at a time, where several
-    seeds cannot train as one batched run.
+    seeds cannot train as one batched run; backend: where, as for `ns.repeat`.
     """
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f'device is "{device}", but torch sees no such device here; leave it out to run on the CPU.')
@@ -82,8 +83,8 @@ def reproduce(
         elif len(todo) == 1:  # all of torch's threads for the one that there is
             run_one(row, out, device, todo[0])
         elif todo:
-            backend = "serial" if workers == 1 or device != "cpu" else "processes"
-            repeat(partial(run_one, row, out, device), todo, backend=backend, workers=workers)
+            where = "serial" if workers == 1 or device != "cpu" else backend
+            repeat(partial(run_one, row, out, device), todo, backend=where, workers=workers)
         yield Outcome(row, len(todo), there)
 
 
