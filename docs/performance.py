@@ -31,7 +31,7 @@ BENCHES = {
     "scale": ["--rounds", "15"],
     "peers": ["--rounds", "30"],
     "infer": ["--rounds", "40"],
-    "precision": ["--rounds", "30"],
+    "precision": ["--rounds", "20", "--epochs", "20", "--seeds", "2"],
 }
 COLOURS = {"ss-ig": "C0", "plain": "0.45", "authors": "C3", "peer": "C1"}
 

@@ -218,7 +218,8 @@ def fit(
         only, so its forward must do the same thing every time; NaN is noticed at the end of an epoch.
     compact: cut nodes that have closed for good out of the model at the end of an epoch, in place, so that each step
         costs less (`ns.Compact` says when); records and `model.nodes()` go on counting the original nodes. `model`
-        stays the same object, `model.net` and `model.posteriors` do not.
+        stays the same object, `model.net` and `model.posteriors` do not. What cut nodes leave in the KL belongs to this
+        fit: another fit of the same model, or a saved one, is of the smaller network alone.
     gate_rate, spread_rate: factors on lr for the gates' logits and for the spreads. Adam moves a gate by about its rate
         at each step: a faster one decides sooner which nodes stay, a faster spread makes a node cheaper to keep.
     allow_constant: accept constant columns in a narrow table.
