@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import nodeslab as ns
 from nodeslab import sealed
+from nodeslab.sources import Arrays
 
 X = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
 Y = torch.sin(X[:, 0]) + 0.1 * X[:, 1]
@@ -484,6 +485,13 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"belongs to another fit: {word}"):
             ns.fit(model, data, epochs=1, checkpoint=file, **{**COMMON, **changed})
+
+
+def test_batches_keep_the_memory_format() -> None:
+    images = torch.randn(10, 3, 4, 5).to(memory_format=torch.channels_last)
+    batches = list(Arrays((images, X[:10]), Y[:10], 4).epoch())
+    assert [len(y) for _, y in batches] == [4, 4, 2]
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for (x, _), _ in batches)
 
 
 def test_a_fit_begun_on_another_kind_of_device_goes_on_here(tmp_path: Path) -> None:
