@@ -52,7 +52,8 @@ class SlabKL(torch.autograd.Function):
     def forward(ctx: Any, sigmas: tuple[float, ...], *tensors: Tensor | None) -> Tensor:
         count = len(sigmas)
         shapes = [m.shape for m in tensors[:count] if m is not None]
-        mean, rho = (torch.cat([t.reshape(-1) for t in part if t is not None]) for part in _halves(tensors, count))
+        halves = tensors[:count], tensors[count : 2 * count]
+        mean, rho = (torch.cat([t.reshape(-1) for t in half if t is not None]) for half in halves)
         gates = tensors[2 * count :]
         spread = softplus(rho)
         each = torch.mul(mean, mean).addcmul_(spread, spread).mul_(_along([0.5 * s**-2 for s in sigmas], shapes, mean))
@@ -79,10 +80,6 @@ class SlabKL(torch.autograd.Function):
             for part, shape in zip(_parts(flat, shapes), shapes, strict=True)
         ]
         return None, *both, *(None if g is None else r * d for r, g in zip(rows, gates, strict=True))
-
-
-def _halves(tensors: Sequence[Tensor | None], count: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-    return tensors[:count], tensors[count : 2 * count]
 
 
 def _parts(flat: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:

@@ -10,11 +10,10 @@ from torch import nn
 
 from nodeslab.bench import against, interleaved, lenet, machine, mlp
 from nodeslab.bench.digits import Digits, digits
-from nodeslab.bench.train import BATCH, fit_mlp, fresh, spread_of
+from nodeslab.bench.train import BATCH, bayesian_accuracy, fit_mlp, fresh, spread_of
 from nodeslab.checks import whole
 from nodeslab.likelihoods import Categorical
 from nodeslab.model import bayesian
-from nodeslab.prediction import predict
 from nodeslab.spec import ssig
 from nodeslab.training import single_steps
 
@@ -45,8 +44,7 @@ def precision(
         for seed in range(seeds):
             model = fresh(seed, len(data.y))
             left = fit_mlp(model, data, epochs, batch_size, True, seed, amp=amp)
-            right = predict(model, data.X_test, draws=30, seed=0).mean.argmax(1) == data.y_test
-            outcomes.append((round(float(right.float().mean()), 4), left))
+            outcomes.append((bayesian_accuracy(model, data), left))
         fits[row] = spread_of(outcomes)
     result[f"784-400-400-10, {epochs} epochs, compact"] = fits
     return result

@@ -23,7 +23,7 @@ from nodeslab.spec import ssig
 from nodeslab.theory import authors_image_priors
 from nodeslab.training import Ramp, Record, fit
 
-__all__ = ["fit_mlp", "fresh", "spread_of", "train"]
+__all__ = ["bayesian_accuracy", "fit_mlp", "fresh", "spread_of", "train"]
 
 BATCH, RATE = 1024, 1e-3
 #: With the paper's settings all gates fall together and no node closes by itself (docs/design.md): gates with a rate of
@@ -57,13 +57,13 @@ def train(epochs: int = 100, seeds: int = 3, data: Digits | None = None, batch_s
         case, left = _beside(model, data, epochs, batch_size, compact, rivals)
         case["plain"]["accuracy"] = _accuracy(net, data)
         result[name] = case
-        outcomes[compact].append((_bayesian_accuracy(model, data), left))
+        outcomes[compact].append((bayesian_accuracy(model, data), left))
         case["ss-ig"] |= {"accuracy": outcomes[compact][0][0], "open": left}
     for seed in range(1, seeds):
         for compact in (True, False):
             model = fresh(seed, len(data.y))
             left = fit_mlp(model, data, epochs, batch_size, compact, seed)
-            outcomes[compact].append((_bayesian_accuracy(model, data), left))
+            outcomes[compact].append((bayesian_accuracy(model, data), left))
     if seeds > 1:
         result["accuracy and open nodes"] = _compared(outcomes)
     return result
@@ -175,7 +175,7 @@ def _accuracy(net: torch.nn.Module, data: Digits) -> float:
     return round(float((net(data.X_test).argmax(1) == data.y_test).float().mean()), 4)
 
 
-def _bayesian_accuracy(model: Bayesian, data: Digits) -> float:
+def bayesian_accuracy(model: Bayesian, data: Digits) -> float:
     prediction = predict(model, data.X_test, draws=30, seed=0)
     return round(float((prediction.mean.argmax(1) == data.y_test).float().mean()), 4)
 
@@ -196,7 +196,7 @@ def _compared(outcomes: dict[bool, list[tuple[float, int]]]) -> dict[str, Any]:
 def spread_of(outcomes: Sequence[tuple[float, int]]) -> dict[str, Any]:
     """Mean and standard deviation, over seeds, of accuracies and open nodes."""
     out: dict[str, Any] = {}
-    for name, values, digits_ in zip(("accuracy", "open"), zip(*outcomes, strict=True), (4, 1), strict=True):
-        out[name] = round(statistics.mean(values), digits_)
+    for name, values, places in zip(("accuracy", "open"), zip(*outcomes, strict=True), (4, 1), strict=True):
+        out[name] = round(statistics.mean(values), places)
         out[f"{name}_sd"] = round(statistics.stdev(values), 4) if len(values) > 1 else None
     return out
