@@ -258,7 +258,7 @@ def draw_growth(record: Record, file: Path) -> None:
     time.axhline(1.0, color=COLOURS["plain"], linewidth=1)
     time.set_ylim(0.7, 1.3)
     powers(time, numbers)
-    grid(time, "20 columns from a file: time a row", "rows", "that of the fewest rows = 1; bar within 0.15")
+    grid(time, "20 columns from a file: time a row", "rows", "fewest rows = 1, bar ± 0.15")
     memory.plot(numbers, [r["peak_gib"] for r in rows.values()], "o-", markersize=4, label="held at most")
     memory.plot(numbers, [r["data_gib"] for r in rows.values()], "s:", color="0.45", markersize=4, label="the file")
     memory.axhline(1.2, color="C3", linewidth=1, linestyle="--", label="bar 1.2")
